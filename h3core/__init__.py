@@ -1,0 +1,1 @@
+"""The engine: it runs MiniMax H3 without a host."""

@@ -1,0 +1,1 @@
+"""Reading checkpoints: shard headers, key tables, streaming load."""

@@ -1,0 +1,1 @@
+"""Pixels, samples and files."""

@@ -1,0 +1,1 @@
+"""Architectures only: they know neither checkpoints, ranks, caches nor devices."""

@@ -1,0 +1,1 @@
+"""The audio VAE: DAC encoder, BigVGAN decoder."""

@@ -1,0 +1,1 @@
+"""The text encoder: a truncated Qwen3-VL."""

@@ -1,0 +1,1 @@
+"""The video VAE: causal convolution encoder, ViT decoder."""

@@ -1,0 +1,1 @@
+"""The denoising loop: sigmas, noise, packed rows, solver."""
