@@ -1,0 +1,155 @@
+"""Safetensors on disk: which file holds which tensor, checked from the headers before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comfyui_h3.h3core.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
+MAX_JSON_BYTES = 64_000_000
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Where one tensor is, and what its file says of it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.dtype.itemsize
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint. Raises CheckpointError when it is absent, huge, or not one."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES} bytes: not a config file of a checkpoint")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); is the checkpoint complete?") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds {type(values).__name__}, not a JSON object; download it again")
+    return values
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Tensors of one ``.safetensors`` file. Raises CheckpointError for one that is absent, cut short or malformed."""
+    try:
+        file_size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
+            if length > MAX_HEADER_BYTES:
+                raise CheckpointError(f"{path} is not a safetensors file (no header); download it again")
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); is the checkpoint complete?") from error
+    if len(raw) < length:
+        raise CheckpointError(f"{path} is cut short inside its header ({file_size} bytes); download it again")
+    entries = {}
+    end = 0
+    try:
+        header = json.loads(raw)
+        for name, value in header.items():
+            if name == "__metadata__":
+                continue
+            if value["dtype"] not in DTYPES:
+                raise CheckpointError(f"{path}: {name} has the dtype {value['dtype']}, which is not supported")
+            entry = TensorEntry(file=path, shape=tuple(value["shape"]), dtype=DTYPES[value["dtype"]])
+            begin, stop = value["data_offsets"]
+            if begin < 0 or stop - begin != entry.num_bytes:
+                raise CheckpointError(f"{path}: {name} does not fill its own range of the file; download it again")
+            entries[name] = entry
+            end = max(end, stop)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} has a malformed header ({error!r}); download it again") from error
+    if file_size < 8 + length + end:
+        raise CheckpointError(
+            f"{path} is cut short: its header promises {8 + length + end} bytes, the file has {file_size}; "
+            "download it again"
+        )
+    return entries
+
+
+def read_index(folder: Path) -> Mapping[str, TensorEntry]:
+    """All tensors of one component: ``*.safetensors.index.json`` with its shards, or the only ``.safetensors`` file.
+
+    Raises CheckpointError, naming files and keys, when a shard is missing or cut short, or when the index and the
+    shards disagree.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; give a checkpoint in the official layout")
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    if len(indexes) > 1:
+        raise CheckpointError(f"{folder} has {len(indexes)} index files ({_names(indexes)}); keep one")
+    if indexes:
+        return _read_sharded(folder, indexes[0])
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) != 1:
+        found = _names(files) if files else "none"
+        raise CheckpointError(f"{folder} needs an index or exactly one .safetensors file; found {found}")
+    return read_header(files[0])
+
+
+def _read_sharded(folder: Path, index: Path) -> dict[str, TensorEntry]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map; download it again")
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index} names a shard outside its folder: {shard!r}")
+    absent = [shard for shard in shards if not (folder / shard).is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{folder} lacks {len(absent)} of {len(shards)} shards: {_some(absent)}; download the missing files"
+        )
+    headers = {shard: read_header(folder / shard) for shard in shards}
+    unknown = sorted(name for name, shard in weight_map.items() if name not in headers[shard])
+    if unknown:
+        raise CheckpointError(
+            f"{index} promises {_some(unknown)}, which {weight_map[unknown[0]]} does not hold; "
+            "index and shards are of different downloads"
+        )
+    return {name: headers[shard][name] for name, shard in weight_map.items()}
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _names(paths: list[Path]) -> str:
+    return _some([path.name for path in paths])

@@ -1,0 +1,207 @@
+"""A checkpoint in MiniMax's own layout: one folder per partition, one subfolder per component.
+
+``Checkpoint.open`` reads configs and shard headers only, so a wrong or incomplete folder is refused in a moment, before
+any weight is read. The ``load_*`` methods then stream one component each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from comfyui_h3.h3core.checkpoint import keymap, loader
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_header, read_index, read_json
+from comfyui_h3.h3core.checkpoint.keymap import KeyMap
+from comfyui_h3.h3core.config import PARTITIONS, Partition
+from comfyui_h3.h3core.errors import CheckpointError
+from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
+from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
+from comfyui_h3.h3core.models.dit.attention import AttentionFn
+from comfyui_h3.h3core.models.dit.config import DiTConfig
+from comfyui_h3.h3core.models.dit.model import DiT
+from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
+from comfyui_h3.h3core.models.text_encoder.encoder import TextEncoder
+from comfyui_h3.h3core.models.text_encoder.template import Presenter
+from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
+from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder
+from comfyui_h3.h3core.sampling.schedule import AUDIO_SHIFT, VIDEO_SHIFT
+
+VIDEO_DECODER_KEYS = keymap.half(("post_quant_conv.", "decoder."))
+AUDIO_DECODER_KEYS = keymap.half(("dec_in_proj.", "decoder."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """Files of one component: where it is, and its tensors by key."""
+
+    folder: Path
+    entries: Mapping[str, TensorEntry]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One partition: its folder, configs, and checked components."""
+
+    folder: Path
+    partition: Partition
+    video_shift: float
+    audio_shift: float
+    dit_config: DiTConfig
+    text_encoder_config: TextEncoderConfig
+    video_vae_config: VideoVAEConfig
+    audio_vae_config: AudioVAEConfig
+    transformer: Component
+    text_encoder: Component
+    video_vae: Component
+    audio_vae: Component
+
+    @classmethod
+    def open(cls, root: Path, partition: Partition) -> Checkpoint:
+        """Opens ``root/FL2VA`` or ``root/Ref2VA``, or ``root`` itself when it is that folder.
+
+        Raises CheckpointError, naming files, keys and shapes, when anything is missing, cut short or does not fit.
+        """
+        folder = partition_folder(root, partition)
+        release = read_json(folder / "model_index.json").get("_minimax_h3")
+        if not isinstance(release, dict):
+            raise CheckpointError(
+                f"{folder / 'model_index.json'} has no _minimax_h3 section; not an official H3 folder"
+            )
+        if release.get("partition") != partition:
+            raise CheckpointError(
+                f"{folder} holds the {release.get('partition')!r} weights, but {partition!r} was asked for; "
+                "choose the other weights, or the other folder"
+            )
+        shifts = release.get("sigma_shift_scales", {})
+        transformer, text_encoder = folder / "transformer", folder / "text_encoder"
+        video_vae, audio_vae = folder / "video_vae", folder / "audio_vae"
+        checkpoint = cls(
+            folder=folder,
+            partition=partition,
+            video_shift=float(shifts.get("video", VIDEO_SHIFT)),
+            audio_shift=float(shifts.get("audio", AUDIO_SHIFT)),
+            dit_config=DiTConfig.from_dict(
+                read_json(transformer / "config.json"), source=str(transformer / "config.json")
+            ),
+            text_encoder_config=TextEncoderConfig.from_dict(
+                read_json(text_encoder / "config.json"),
+                source=str(text_encoder / "config.json"),
+                tap=release.get("text_encoder_tap"),
+            ),
+            video_vae_config=VideoVAEConfig.from_dicts(
+                read_json(video_vae / "config.json"), read_json(video_vae / "source" / "config.json")
+            ),
+            audio_vae_config=AudioVAEConfig.from_dicts(
+                read_json(audio_vae / "config.json"), read_json(audio_vae / "metadata.json")
+            ),
+            transformer=Component(folder=transformer, entries=read_index(transformer)),
+            text_encoder=Component(folder=text_encoder, entries=read_index(text_encoder)),
+            video_vae=_single_file(video_vae / "source"),
+            audio_vae=_single_file(audio_vae),
+        )
+        checkpoint._check_sizes_fit()
+        checkpoint._check_weights()
+        return checkpoint
+
+    def _check_sizes_fit(self) -> None:
+        """The widths at which components meet."""
+        pairs = (
+            ("text_dim of the transformer", self.dit_config.text_dim, self.text_encoder_config.hidden_size),
+            ("latents_dim of the transformer", self.dit_config.latents_dim, len(self.video_vae_config.latents_mean)),
+            (
+                "audio_latents_dim of the transformer",
+                self.dit_config.audio_latents_dim,
+                self.audio_vae_config.latent_channels,
+            ),
+        )
+        for name, wanted, found in pairs:
+            if wanted != found:
+                raise CheckpointError(f"{self.folder}: {name} is {wanted}, the other component gives {found}")
+
+    def _check_weights(self) -> None:
+        """Names and shapes of every tensor that will be read."""
+        loader.check(self._new_dit(torch.bfloat16), self.transformer.entries, self._dit_keys, self.transformer.folder)
+        loader.check(
+            self._new_text_encoder(torch.bfloat16),
+            self.text_encoder.entries,
+            self._encoder_keys,
+            self.text_encoder.folder,
+        )
+        loader.check(self._new_video_decoder(), self.video_vae.entries, VIDEO_DECODER_KEYS, self.video_vae.folder)
+        loader.check(self._new_audio_decoder(), self.audio_vae.entries, AUDIO_DECODER_KEYS, self.audio_vae.folder)
+
+    @property
+    def _dit_keys(self) -> KeyMap:
+        return keymap.official_dit(self.dit_config.num_attention_heads, self.dit_config.attention_head_dim)
+
+    @property
+    def _encoder_keys(self) -> KeyMap:
+        config = self.text_encoder_config
+        return keymap.official_text_encoder(config.tap, config.num_file_layers)
+
+    def _new_dit(self, dtype: torch.dtype, attend: AttentionFn | None = None) -> DiT:
+        return loader.build(lambda: DiT(self.dit_config, attend) if attend else DiT(self.dit_config), dtype)
+
+    def _new_text_encoder(self, dtype: torch.dtype) -> TextEncoder:
+        return loader.build(lambda: TextEncoder(self.text_encoder_config), dtype)
+
+    def _new_video_decoder(self) -> VideoDecoder:
+        return loader.build(lambda: VideoDecoder(self.video_vae_config), torch.float32)
+
+    def _new_audio_decoder(self) -> AudioDecoder:
+        return loader.build(lambda: AudioDecoder(self.audio_vae_config), torch.float32)
+
+    def load_dit(self, device: torch.device, dtype: torch.dtype, attend: AttentionFn | None = None) -> DiT:
+        """The DiT on ``device``; ``attend`` None means PyTorch's attention."""
+        module = self._new_dit(dtype, attend)
+        return loader.load(module, self.transformer.entries, self._dit_keys, self.transformer.folder, device)
+
+    def load_text_encoder(self, device: torch.device, dtype: torch.dtype) -> TextEncoder:
+        """The encoder up to its tap, on ``device``; shards that hold only later layers are not opened."""
+        module = self._new_text_encoder(dtype)
+        loader.load(module, self.text_encoder.entries, self._encoder_keys, self.text_encoder.folder, device)
+        module.reset_rotary_frequencies(device)
+        return module
+
+    def load_presenter(self) -> Presenter:
+        """The tokenizer with the release's rules."""
+        return Presenter.from_folder(self.folder / "tokenizer", self.text_encoder_config.vocab_size)
+
+    def load_video_decoder(self, device: torch.device, dtype: torch.dtype) -> VideoDecoder:
+        """Decoder half of the video VAE, its matrix products in ``dtype``."""
+        module = self._new_video_decoder()
+        loader.load(module, self.video_vae.entries, VIDEO_DECODER_KEYS, self.video_vae.folder, device)
+        return module.to_compute_dtype(dtype)
+
+    def load_audio_decoder(self, device: torch.device) -> AudioDecoder:
+        """Decoder half of the audio VAE, float32, weight norm folded."""
+        module = self._new_audio_decoder()
+        loader.load(module, self.audio_vae.entries, AUDIO_DECODER_KEYS, self.audio_vae.folder, device)
+        module.fold_weight_norm()
+        return module
+
+
+def partition_folder(root: Path, partition: Partition) -> Path:
+    """Where a partition lies below ``root``. Raises CheckpointError saying what was looked for and what is there."""
+    if not root.is_dir():
+        raise CheckpointError(f"{root} is not a folder; give the folder that holds FL2VA/ and Ref2VA/")
+    name = PARTITIONS[partition]
+    if (root / name / "model_index.json").is_file():
+        return root / name
+    if (root / "model_index.json").is_file() and (root / "transformer").is_dir():
+        return root
+    others = [other for other in PARTITIONS.values() if (root / other).is_dir()]
+    found = f"it has only {others[0]}/" if others and name not in others else "it has no complete checkpoint"
+    raise CheckpointError(f"{root} has no {name}/model_index.json ({found}); download the {name} folder of MiniMax-H3")
+
+
+def _single_file(folder: Path) -> Component:
+    file = folder / "model.safetensors"
+    return Component(folder=folder, entries=read_header(file))

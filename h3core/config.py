@@ -1,0 +1,87 @@
+"""What an engine is built from. Frozen: an engine with another configuration is another engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from comfyui_h3.h3core.errors import RequestError
+
+Partition = Literal["fl2va", "ref2va"]
+PARTITIONS: dict[Partition, str] = {"fl2va": "FL2VA", "ref2va": "Ref2VA"}  # the folder of each in a checkpoint
+PRECISIONS = ("auto", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One engine on one device.
+
+    checkpoint: folder in the official layout (it holds FL2VA/ and Ref2VA/), or one of these two folders itself.
+    partition: which of the two sets of weights. "fl2va" runs text to video and first/last frame, "ref2va" references.
+    device: "auto" (the first CUDA device, else the CPU), or a torch device.
+    precision: of the DiT and the text encoder. "auto" is the checkpoint's bfloat16 on a GPU and float32 on a CPU.
+        float16 does not exist here: the residual stream of H3 leaves its range and the picture turns black.
+    kernels: "auto" takes the Triton kernels where they can run; "triton" insists on them, "torch" never uses them.
+
+    Raises RequestError for values outside these.
+    """
+
+    checkpoint: Path
+    partition: Partition = "fl2va"
+    device: str = "auto"
+    precision: str = "auto"
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoint", Path(self.checkpoint))
+        if self.partition not in PARTITIONS:
+            raise RequestError(f"partition={self.partition!r} does not exist; use one of {', '.join(PARTITIONS)}")
+        if self.precision in ("float16", "fp16", "half"):
+            raise RequestError(
+                "precision=float16 is not possible: values inside H3 pass 65,504, the picture would be black; "
+                "use bfloat16 or float32"
+            )
+        if self.precision not in PRECISIONS:
+            raise RequestError(f"precision={self.precision!r} does not exist; use one of {', '.join(PRECISIONS)}")
+        if self.kernels not in ("auto", "triton", "torch"):
+            raise RequestError(f"kernels={self.kernels!r} does not exist; use auto, triton or torch")
+        self.torch_device()
+
+    @classmethod
+    def from_env(cls, **settings) -> EngineConfig:
+        """The configuration with the debugging override H3_KERNELS (auto, triton, torch) taken from the environment."""
+        return cls(kernels=os.environ.get("H3_KERNELS", "auto"), **settings)
+
+    def torch_device(self) -> torch.device:
+        """The device, with "auto" resolved. Raises RequestError when it is not on this machine."""
+        if self.device == "auto":
+            return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise RequestError(f"device={self.device!r} is not a device; use auto, cpu or cuda:N") from error
+        if device.type == "cuda":
+            index = device.index or 0
+            if index >= torch.cuda.device_count():
+                raise RequestError(
+                    f"device={self.device!r} is not here: {torch.cuda.device_count()} CUDA devices found; "
+                    "use auto, cpu or a smaller number"
+                )
+            return torch.device("cuda", index)
+        if device.type != "cpu":
+            raise RequestError(f"device={self.device!r} is not supported; use auto, cpu or cuda:N")
+        return device
+
+    def torch_dtype(self) -> torch.dtype:
+        """dtype of the DiT and the text encoder, with "auto" resolved."""
+        if self.precision == "auto":
+            return torch.float32 if self.torch_device().type == "cpu" else torch.bfloat16
+        return getattr(torch, self.precision)
+
+    def vae_dtype(self) -> torch.dtype:
+        """dtype of the video decoder's matrix products: float16 on a GPU, as the release runs it, else float32."""
+        return torch.float32 if self.torch_device().type == "cpu" else torch.float16

@@ -1,0 +1,170 @@
+"""From a prompt and its media to token ids: the strings the model was trained on, byte for byte.
+
+There is no chat template, no system prompt, no start or end token and no truncation: media labels with their vision
+blocks, then the prompt, each segment tokenized by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comfyui_h3.h3core.errors import CheckpointError, RequestError
+from comfyui_h3.h3core.models.text_encoder.vision import VisualPatches
+from comfyui_h3.h3core.types import TEXT, VIDEO
+
+RELEASE_VOCAB_ROWS = 151_936
+RELEASE_DIALOGUE_ID = 151_669  # of "<d>": only a tokenizer that reads additional_special_tokens has it
+
+CONTROL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+"""Typed by a user these would become pad rows without pixels, or end a segment early: refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageItem:
+    """A keyframe or reference image: label ``<Picture i>: `` and one vision block."""
+
+    patches: VisualPatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VideoItem:
+    """A reference video: ``<Audio j>: `` when it has sound, the label ``<Video k>: ``, then timed vision blocks."""
+
+    patches: VisualPatches
+    timestamps_s: tuple[float, ...]  # of each temporal block
+    has_soundtrack: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioItem:
+    """A reference sound: the label ``<Audio j>: `` alone."""
+
+
+MediaItem = ImageItem | VideoItem | AudioItem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Presentation:
+    """What the encoder reads. ids: (L,) int64; modality: (L,) int32, 0 for rows of a vision block, 1 for text."""
+
+    ids: Tensor
+    modality: Tensor
+    images: tuple[VisualPatches, ...] = ()
+    videos: tuple[VisualPatches, ...] = ()
+    blocks: tuple[tuple[int, int], ...] = ()  # (grid_h, grid_w) of each vision block in order
+
+
+class Presenter:
+    """Builds presentations with the tokenizer of one checkpoint."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._control = {self._id(token): token for token in CONTROL_TOKENS}
+
+    @classmethod
+    def from_folder(cls, folder: Path, vocab_rows: int) -> Presenter:
+        """From a checkpoint's ``tokenizer/`` folder. Raises CheckpointError when it is not the release's kind."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder} is not a readable tokenizer: {error}") from error
+        presenter = cls(tokenizer)
+        if vocab_rows == RELEASE_VOCAB_ROWS and presenter._id("<d>") != RELEASE_DIALOGUE_ID:
+            raise CheckpointError(
+                f"{folder} gives '<d>' the id {presenter._id('<d>')}, the release {RELEASE_DIALOGUE_ID}; "
+                "use the tokenizer that came with the checkpoint"
+            )
+        if len(tokenizer) > vocab_rows:
+            raise CheckpointError(f"{folder} has {len(tokenizer)} tokens, the encoder only {vocab_rows} embedding rows")
+        return presenter
+
+    def _id(self, token: str) -> int:
+        found = self._tokenizer.convert_tokens_to_ids(token)
+        if found is None or self._tokenizer.convert_ids_to_tokens(found) != token:
+            raise CheckpointError(f"the tokenizer has no token {token!r}; use the one that came with the checkpoint")
+        return found
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def check_prompt(self, ids: Sequence[int]) -> None:
+        """Raises RequestError when the user typed a control token."""
+        typed = [self._control[i] for i in ids if i in self._control]
+        if typed:
+            raise RequestError(
+                f"the prompt contains the control token {typed[0]}; remove it (markers such as <d> are allowed)"
+            )
+
+    def present(self, prompt: str, items: Sequence[MediaItem] = ()) -> Presentation:
+        """The prompt behind its media, in request order. Each kind counts from 1; soundtracks count as audio."""
+        ids: list[int] = []
+        modality: list[int] = []
+        images: list[VisualPatches] = []
+        videos: list[VisualPatches] = []
+        blocks: list[tuple[int, int]] = []
+
+        def add_text(text: str) -> None:
+            tokens = self.tokenize(text)
+            ids.extend(tokens)
+            modality.extend([TEXT] * len(tokens))
+
+        def add_block(pad: str, patches: VisualPatches) -> None:
+            count = patches.num_tokens_per_block()
+            ids.extend([self._id("<|vision_start|>"), *[self._id(pad)] * count, self._id("<|vision_end|>")])
+            modality.extend([VIDEO] * (count + 2))
+            blocks.append(patches.grid[1:])
+
+        num_audio = 0
+        for item in items:
+            if isinstance(item, ImageItem):
+                images.append(item.patches)
+                add_text(f"<Picture {len(images)}>: ")
+                add_block("<|image_pad|>", item.patches)
+                continue
+            if isinstance(item, AudioItem) or item.has_soundtrack:
+                num_audio += 1
+                add_text(f"<Audio {num_audio}>: ")
+            if isinstance(item, VideoItem):
+                videos.append(item.patches)
+                add_text(f"<Video {len(videos)}>: ")
+                for timestamp in item.timestamps_s:
+                    add_text(f"<{timestamp:.1f} seconds>")
+                    add_block("<|video_pad|>", item.patches)
+        prompt_ids = self.tokenize(prompt)
+        self.check_prompt(prompt_ids)
+        ids.extend(prompt_ids)
+        modality.extend([TEXT] * len(prompt_ids))
+        return Presentation(
+            ids=torch.tensor(ids, dtype=torch.int64),
+            modality=torch.tensor(modality, dtype=torch.int32),
+            images=tuple(images),
+            videos=tuple(videos),
+            blocks=tuple(blocks),
+        )
+
+    def pad_ids(self) -> tuple[int, int]:
+        """Ids of the image and the video pad token."""
+        return self._id("<|image_pad|>"), self._id("<|video_pad|>")

@@ -1,0 +1,61 @@
+"""The denoising loop: both streams, one packed sequence, one forward per step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from comfyui_h3.h3core.errors import H3Error
+from comfyui_h3.h3core.models.dit.model import DiT
+from comfyui_h3.h3core.sampling.noise import Noise
+from comfyui_h3.h3core.sampling.packing import (
+    audio_from_rows,
+    audio_to_rows,
+    pack_text_to_video,
+    video_from_rows,
+    video_to_rows,
+)
+from comfyui_h3.h3core.sampling.schedule import Schedule, euler_step
+from comfyui_h3.h3core.types import Conditioning, Progress
+
+
+def sample(
+    dit: DiT,
+    conditioning: Conditioning,
+    noise: Noise,
+    schedule: Schedule,
+    device: torch.device,
+    on_step: Progress | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Denoised latents on the CPU, float32, normalised: video (24, T, H/16, W/16), audio (2, 32, A).
+
+    ``on_step(done, total)`` runs before the first forward and after each; what it raises leaves the model as it was.
+    Raises H3Error when a forward gives values that are not finite, naming the step.
+    """
+    request = conditioning.request
+    sequence = pack_text_to_video(request, conditioning.modality)
+    # All that is constant over the loop is made before it; inside, nothing waits for the device but the checks.
+    steps = [
+        tuple(x.to(device) for x in sequence.timestep_rows(1 - schedule.video[step], 1 - schedule.audio[step]))
+        for step in range(schedule.num_forwards)
+    ]
+    modality = sequence.modality.to(device)
+    cos, sin = dit.rope(sequence.position_ids.to(device), dit.dtype)
+    text = dit.embed_text(conditioning.text.to(device))
+    video = video_to_rows(noise.video).to(device)
+    audio = audio_to_rows(noise.audio).to(device)
+    if on_step is not None:
+        on_step(0, schedule.num_forwards)
+    for step, (timesteps, timestep_index) in enumerate(steps):
+        audio_velocity, video_velocity = dit(text, audio, video, timesteps, timestep_index, modality, cos, sin)
+        video = euler_step(video, video_velocity, schedule.video, step)
+        audio = euler_step(audio, audio_velocity, schedule.audio, step)
+        if not torch.isfinite(torch.stack([video.sum(), audio.sum()])).all():
+            raise H3Error(
+                f"sampling gave values that are not finite at step {step + 1} of {schedule.num_forwards}; "
+                "the weights may be damaged, or their precision too low"
+            )
+        if on_step is not None:
+            on_step(step + 1, schedule.num_forwards)
+    video_latents = video_from_rows(video.cpu(), request.num_latent_frames, request.latent_height, request.latent_width)
+    return video_latents.contiguous(), audio_from_rows(audio.cpu())
