@@ -1,4 +1,4 @@
-"""Makes ``comfyui_h3`` importable, and picks the device that tests run on."""
+"""Makes ``comfyui_h3`` importable, picks the device tests run on, and writes the tiny H3 once a session."""
 
 import runpy
 from pathlib import Path
@@ -14,3 +14,31 @@ def device():
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def tiny_h3(tmp_path_factory) -> Path:
+    """A tiny H3 in the official layout. Read only: a test that damages it works on a copy."""
+    from comfyui_h3.h3core.tiny.write import write_official
+
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-h3"
+    write_official(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_h3):
+    """An engine in float32 on the CPU over the tiny H3."""
+    from comfyui_h3.h3core.config import EngineConfig
+    from comfyui_h3.h3core.engine import Engine
+
+    return Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", precision="float32"))
+
+
+@pytest.fixture(scope="session")
+def official_data() -> Path:
+    """Config files and vocabulary of the released checkpoint, which are not part of this project."""
+    folder = Path(__file__).parents[2] / "shared" / "data" / "official"
+    if not folder.is_dir():
+        pytest.skip("the released checkpoint's config files are not on this machine (../shared/data/official)")
+    return folder

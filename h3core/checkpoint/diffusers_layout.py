@@ -32,6 +32,21 @@ DIT_NAMES: Renames = (
     (r"^final_layer\.audio_out\.", "audio_proj_out."),
 )
 
+VIDEO_VAE_NAMES: Renames = (
+    (r"^encoder\.down\.(\d+)\.block\.(\d+)\.", r"encoder.down_blocks.\1.resnets.\2."),
+    (r"\.nin_shortcut\.", ".conv_shortcut."),
+    (r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.down_blocks.\1.downsamplers.0."),
+    (r"^decoder\.x_embedder\.", "decoder.proj_in."),
+    (r"\.attn\.to_out\.", ".attn.to_out.0."),
+    (r"\.ff\.w1\.", ".ff.net.0.proj."),
+    (r"\.ff\.w2\.", ".ff.net.2."),
+)
+
+AUDIO_VAE_NAMES: Renames = (
+    (r"\.parametrizations\.weight\.original0$", ".weight_g"),
+    (r"\.parametrizations\.weight\.original1$", ".weight_v"),
+)
+
 
 def dit_to_diffusers(tensors: Mapping[str, Tensor], num_heads: int, head_dim: int) -> dict[str, Tensor]:
     """Official tensors (qkv interleaved per head, [gate | up]) -> the state dict of ``MiniMaxH3Transformer3DModel``.
@@ -52,6 +67,32 @@ def dit_to_diffusers(tensors: Mapping[str, Tensor], num_heads: int, head_dim: in
         else:
             out[target] = tensor
     return out
+
+
+def video_vae_to_diffusers(tensors: Mapping[str, Tensor], num_heads: int, head_dim: int) -> dict[str, Tensor]:
+    """Official tensors of the video VAE (both halves or one) -> the state dict of ``AutoencoderKLMiniMaxH3``.
+
+    The decoder's qkv rows are interleaved per head, w1 is [gate | value]; ``decoder.mask_token`` does not exist there.
+    """
+    out = {}
+    for name, tensor in tensors.items():
+        target = rename(name, VIDEO_VAE_NAMES)
+        if name == "decoder.mask_token":
+            continue
+        if ".attn.to_qkv." in name:
+            rows = tensor.unflatten(0, (num_heads, 3, head_dim))
+            for i, part in enumerate("qkv"):
+                out[target.replace("to_qkv", f"to_{part}")] = rows[:, i].flatten(0, 1)
+        elif ".ff.w1." in name:
+            out[target] = torch.cat(tensor.chunk(2)[::-1])
+        else:
+            out[target] = tensor
+    return out
+
+
+def audio_vae_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Official tensors of the audio VAE (not folded) -> the state dict of ``AutoencoderKLMiniMaxH3Audio``."""
+    return {rename(name, AUDIO_VAE_NAMES): tensor for name, tensor in tensors.items()}
 
 
 def rename(name: str, table: Renames) -> str:

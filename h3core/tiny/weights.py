@@ -69,7 +69,9 @@ VIDEO_VAE_RULES: tuple[tuple[str, Fill], ...] = (
 AUDIO_VAE_RULES: tuple[tuple[str, Fill], ...] = (
     (r"filter", lambda noise: kaiser_sinc_filter().expand_as(noise)),
     (r"zero_k_bias", lambda noise: torch.zeros_like(noise)),
-    (r"parametrizations\.weight\.original0", lambda noise: 0.45 + 0.05 * noise.abs()),  # g: what a row's norm becomes
+    # g is what the norm of a row becomes: loud enough to hear, and far enough from the clamp at -1 and 1.
+    (r"decoder\.(conv_pre|ups\.\d\.0)\.parametrizations\.weight\.original0", lambda noise: 0.8 + 0.05 * noise.abs()),
+    (r"parametrizations\.weight\.original0", lambda noise: 0.45 + 0.05 * noise.abs()),
     (r"decoder\.\w+.*\.act\.(alpha|beta)", _around(0.0, 0.3)),  # stored as logarithms
     (r"alpha", lambda noise: 1.0 + 0.2 * noise.abs()),
     (r"norm\d?\.weight", _around(1.0, 0.1)),

@@ -43,21 +43,21 @@ def write_official(out: Path, seed: int = 0) -> None:
     video, audio = video_vae_weights(seed), audio_vae_weights(seed)
     for partition, name in PARTITIONS.items():
         folder = out / name
-        _write(folder / "model_index.json", configs.dump(configs.model_index(partition)))
-        _write(folder / "transformer/config.json", configs.dump(configs.TRANSFORMER))
+        write_text(folder / "model_index.json", configs.dump(configs.model_index(partition)))
+        write_text(folder / "transformer/config.json", configs.dump(configs.TRANSFORMER))
         save_sharded(transformer_weights(seed, partition), folder / "transformer", "model", NUM_TRANSFORMER_SHARDS)
-        _write(folder / "text_encoder/config.json", configs.dump(configs.TEXT_ENCODER))
+        write_text(folder / "text_encoder/config.json", configs.dump(configs.TEXT_ENCODER))
         save_sharded(encoder, folder / "text_encoder", "model", NUM_TEXT_ENCODER_SHARDS)
         write_tokenizer(folder / "tokenizer")
         write_tokenizer(folder / "processor")
-        _write(folder / "processor/preprocessor_config.json", configs.dump(configs.IMAGE_PROCESSOR))
-        _write(folder / "processor/video_preprocessor_config.json", configs.dump(configs.VIDEO_PROCESSOR))
-        _write(folder / "video_vae/config.json", configs.dump(configs.VIDEO_VAE))
-        _write(folder / "video_vae/source/config.json", configs.dump(configs.VIDEO_VAE_SOURCE))
+        write_text(folder / "processor/preprocessor_config.json", configs.dump(configs.IMAGE_PROCESSOR))
+        write_text(folder / "processor/video_preprocessor_config.json", configs.dump(configs.VIDEO_PROCESSOR))
+        write_text(folder / "video_vae/config.json", configs.dump(configs.VIDEO_VAE))
+        write_text(folder / "video_vae/source/config.json", configs.dump(configs.VIDEO_VAE_SOURCE))
         save_file(video, folder / "video_vae/source/model.safetensors", metadata={"format": "pt"})
-        _write(folder / "audio_vae/config.json", configs.dump(configs.AUDIO_VAE))
-        _write(folder / "audio_vae/config.yaml", configs.AUDIO_VAE_YAML)
-        _write(folder / "audio_vae/metadata.json", configs.dump(configs.AUDIO_VAE_METADATA))
+        write_text(folder / "audio_vae/config.json", configs.dump(configs.AUDIO_VAE))
+        write_text(folder / "audio_vae/config.yaml", configs.AUDIO_VAE_YAML)
+        write_text(folder / "audio_vae/metadata.json", configs.dump(configs.AUDIO_VAE_METADATA))
         save_file(audio, folder / "audio_vae/model.safetensors", metadata={"format": "pt"})
 
 
@@ -110,9 +110,10 @@ def save_sharded(tensors: dict[str, Tensor], folder: Path, stem: str, num_shards
         save_file(shard, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
     index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    _write(folder / f"{stem}.safetensors.index.json", configs.dump(index))
+    write_text(folder / f"{stem}.safetensors.index.json", configs.dump(index))
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, its folders made where they are missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
