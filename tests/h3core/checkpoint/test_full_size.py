@@ -1,0 +1,86 @@
+"""The real checkpoint's tensors: what our modules want, built without memory, is what the released files hold."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from comfyui_h3.h3core.checkpoint.keymap import official_text_encoder
+from comfyui_h3.h3core.checkpoint.loader import build
+from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
+from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
+from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder
+from comfyui_h3.h3core.models.dit.config import DiTConfig
+from comfyui_h3.h3core.models.dit.model import DiT
+from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
+from comfyui_h3.h3core.models.text_encoder.encoder import TextEncoder
+from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
+from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder
+from comfyui_h3.h3core.models.video_vae.encoder import VideoEncoder
+
+
+def num_bytes(state):
+    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in state.values())
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def partition(official_data):
+    return official_data / "FL2VA"
+
+
+def test_dit_has_the_released_535_tensors_and_bytes():
+    state = build(lambda: DiT(DiTConfig()), torch.bfloat16).state_dict()
+    assert len(state) == 535
+    assert num_bytes(state) == 66_280_430_144
+    assert all(tensor.device.type == "meta" for tensor in state.values())
+    assert state["blocks.49.attn.qkv_proj.weight"].shape == (21504, 5376)
+    assert state["blocks.0.adaln_proj.linear.weight"].dtype == torch.bfloat16
+    float32 = {name.split(".")[0] for name, tensor in state.items() if tensor.dtype == torch.float32}
+    assert float32 == {"video_patch_proj", "audio_patch_proj", "time_embedder", "rope", "final_layer"}
+
+
+@pytest.mark.parametrize("name", ["FL2VA", "Ref2VA"])
+def test_dit_names_are_those_of_the_index(official_data, name):
+    folder = official_data / name / "transformer"
+    index = read(folder / "model.safetensors.index.json")
+    config = DiTConfig.from_dict(read(folder / "config.json"), "config.json")
+    state = build(lambda: DiT(config), torch.bfloat16).state_dict()
+    assert config == DiTConfig()
+    assert set(state) == set(index["weight_map"])
+    assert num_bytes(state) == index["metadata"]["total_size"]
+
+
+def test_text_encoder_keeps_902_of_1058_tensors(partition):
+    folder = partition / "text_encoder"
+    keys = read(folder / "model.safetensors.index.json")["weight_map"]
+    config = TextEncoderConfig.from_dict(read(folder / "config.json"), "config.json")
+    keymap = official_text_encoder(config.tap, config.num_file_layers)
+    kept = {keymap.parameter(key) for key in keys} - {None}
+    state = build(lambda: TextEncoder(config), torch.bfloat16).state_dict()
+    assert len(keys) == 1058
+    assert len(kept) == 902
+    assert set(state) == kept
+    assert num_bytes(state) == 51_506_191_840
+
+
+def test_video_vae_has_the_released_560_tensors(partition):
+    folder = partition / "video_vae"
+    config = VideoVAEConfig.from_dicts(read(folder / "config.json"), read(folder / "source/config.json"))
+    state = build(lambda: VideoEncoder(config), torch.float32).state_dict()
+    state |= build(lambda: VideoDecoder(config), torch.float32).state_dict()
+    assert len(state) == 560
+    assert num_bytes(state) == 4 * 2_603_871_032
+
+
+def test_audio_vae_has_the_released_1087_tensors(partition):
+    folder = partition / "audio_vae"
+    config = AudioVAEConfig.from_dicts(read(folder / "config.json"), read(folder / "metadata.json"))
+    state = build(lambda: AudioEncoder(config), torch.float32).state_dict()
+    state |= build(lambda: AudioDecoder(config), torch.float32).state_dict()
+    assert len(state) == 1087
+    assert num_bytes(state) == 4 * 151_326_585

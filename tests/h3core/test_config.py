@@ -1,0 +1,40 @@
+"""Engine settings that cannot work are refused when they are made."""
+
+import pytest
+import torch
+
+from comfyui_h3.h3core.config import EngineConfig
+from comfyui_h3.h3core.errors import RequestError
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"precision": "float16"}, "bfloat16 or float32"),
+        ({"precision": "fp16"}, "bfloat16 or float32"),
+        ({"precision": "int3"}, "auto, bfloat16, float32"),
+        ({"partition": "both"}, "fl2va, ref2va"),
+        ({"kernels": "cuda"}, "auto, triton or torch"),
+        ({"device": "gpu"}, "cuda:N"),
+        ({"device": "mps"}, "cuda:N"),
+        ({"device": "cuda:99"}, "CUDA devices found"),
+    ],
+)
+def test_impossible_setting_is_refused_with_the_choices(tmp_path, settings, words):
+    with pytest.raises(RequestError, match=words):
+        EngineConfig(checkpoint=tmp_path, **settings)
+
+
+def test_equal_settings_are_one_key(tmp_path):
+    assert EngineConfig(checkpoint=str(tmp_path)) == EngineConfig(checkpoint=tmp_path)
+    assert len({EngineConfig(checkpoint=str(tmp_path)), EngineConfig(checkpoint=tmp_path)}) == 1
+
+
+def test_precision_follows_the_device(tmp_path):
+    config = EngineConfig(checkpoint=tmp_path, device="cpu")
+    assert config.torch_dtype() == config.vae_dtype() == torch.float32
+
+
+def test_debug_override_comes_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("H3_KERNELS", "torch")
+    assert EngineConfig.from_env(checkpoint=tmp_path).kernels == "torch"
