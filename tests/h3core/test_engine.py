@@ -1,0 +1,214 @@
+"""The engine over the tiny H3: determinism, cancelling, memory, refusals."""
+
+import dataclasses
+import gc
+import shutil
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from comfyui_h3.h3core.config import EngineConfig
+from comfyui_h3.h3core.engine import Engine, to_uint8
+from comfyui_h3.h3core.errors import H3Error, OutputError, RequestError
+from comfyui_h3.h3core.registry import get_engine
+from comfyui_h3.h3core.types import Request
+
+REQUEST = Request(prompt="a red ball", width=64, height=64, num_frames=22)
+POINTS = 4
+
+
+class Cancelled(BaseException):
+    """As a host's interrupt may be: not an Exception."""
+
+
+@pytest.fixture(scope="module")
+def conditioning(tiny_engine):
+    return tiny_engine.encode(REQUEST)
+
+
+@pytest.fixture(scope="module")
+def latents(tiny_engine, conditioning):
+    return tiny_engine.sample(conditioning, sigma_points=POINTS)
+
+
+def relative_distance(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def test_same_seed_gives_equal_tensors(tiny_engine, tiny_h3, conditioning, latents):
+    other = Engine(tiny_engine.config)
+    again = other.sample(other.encode(REQUEST), sigma_points=POINTS)
+    assert torch.equal(again.video, latents.video)
+    assert torch.equal(again.audio, latents.audio)
+    assert torch.equal(other.decode_video(again).pixels, tiny_engine.decode_video(latents).pixels)
+    assert torch.equal(other.decode_audio(again).samples, tiny_engine.decode_audio(latents).samples)
+
+
+def test_default_seed_is_42(tiny_engine, conditioning, latents):
+    assert torch.equal(tiny_engine.sample(conditioning, seed=42, sigma_points=POINTS).video, latents.video)
+    assert relative_distance(tiny_engine.sample(conditioning, seed=43, sigma_points=POINTS).video, latents.video) > 0.1
+
+
+@pytest.mark.parametrize("prompt", ["a red bal", "a", "雨の夜 🌧", "مرحبا", "a red ball ", "a red ball\r\n"])
+def test_other_prompt_gives_other_latents(tiny_engine, latents, prompt):
+    conditioning = tiny_engine.encode(dataclasses.replace(REQUEST, prompt=prompt))
+    other = tiny_engine.sample(conditioning, sigma_points=POINTS)
+    assert relative_distance(other.video, latents.video) > 1e-3
+    assert relative_distance(other.audio, latents.audio) > 1e-3
+
+
+def test_shapes_and_dtypes_of_every_stage(tiny_engine, conditioning, latents):
+    assert conditioning.text.shape == (len(conditioning.modality), 128)
+    assert latents.video.shape == (24, 7, 4, 4)
+    assert latents.audio.shape == (2, 32, 37)
+    frames, audio = tiny_engine.decode_video(latents), tiny_engine.decode_audio(latents)
+    assert frames.pixels.shape == (22, 64, 64, 3)
+    assert frames.pixels.dtype == torch.uint8
+    assert audio.samples.shape == (2, 29_600)
+    assert audio.samples.dtype == torch.float32
+    assert all(x.device.type == "cpu" for x in (conditioning.text, latents.video, frames.pixels, audio.samples))
+
+
+def test_frames_are_rounded_not_truncated(tiny_engine, latents):
+    parts = torch.cat(list(tiny_engine.video_parts(latents)), dim=1)
+    pixels = tiny_engine.decode_video(latents).pixels
+    rounded = np.rint(np.float32(255) * parts.movedim(0, -1).numpy())
+    assert np.array_equal(pixels.numpy(), rounded)
+    values = torch.tensor([0.0, 0.5 / 255 - 1e-6, 0.5 / 255 + 1e-6, 254.6 / 255, 1.0])
+    assert to_uint8(values.view(1, 1, 1, -1).expand(3, -1, -1, -1))[0, 0, :, 0].tolist() == [0, 0, 1, 255, 255]
+
+
+@pytest.mark.parametrize("frames", [5, 22, 39])
+def test_every_legal_length_decodes(tiny_engine, frames):
+    conditioning = tiny_engine.encode(dataclasses.replace(REQUEST, num_frames=frames))
+    latents = tiny_engine.sample(conditioning, sigma_points=2)
+    assert tiny_engine.decode_video(latents).pixels.shape[0] == frames
+
+
+def test_bfloat16_runs_near_float32(tiny_h3, latents):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", precision="bfloat16"))
+    conditioning = engine.encode(REQUEST)
+    assert conditioning.text.dtype == torch.bfloat16
+    assert relative_distance(engine.sample(conditioning, sigma_points=POINTS).video, latents.video) < 0.1
+
+
+def test_steps_are_reported_from_zero(tiny_engine, conditioning):
+    seen = []
+    tiny_engine.sample(conditioning, sigma_points=POINTS, on_step=lambda *step: seen.append(step))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_cancelled_sampling_leaves_the_engine_as_it_was(tiny_engine, conditioning, latents, at):
+    def cancel(done, total):
+        if done == at:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        tiny_engine.sample(conditioning, sigma_points=POINTS, on_step=cancel)
+    assert torch.equal(tiny_engine.sample(conditioning, sigma_points=POINTS).video, latents.video)
+
+
+def test_cancelled_decode_leaves_the_engine_as_it_was(tiny_engine, latents):
+    def cancel(done, total):
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        tiny_engine.decode_video(latents, on_progress=cancel)
+    assert tiny_engine.decode_video(latents).pixels.float().std() > 1
+
+
+def test_abandoned_parts_do_not_hold_the_engine(tiny_engine, latents):
+    parts = tiny_engine.video_parts(latents)
+    next(parts)
+    del parts
+    gc.collect()
+    tiny_engine.decode_video(latents)
+
+
+def test_unloaded_weights_come_back(tiny_engine, conditioning, latents):
+    tiny_engine.unload()
+    assert torch.equal(tiny_engine.sample(conditioning, sigma_points=POINTS).video, latents.video)
+
+
+def test_weights_are_read_by_the_stage_that_needs_them(tiny_h3):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
+    assert not engine._modules
+    engine.encode(REQUEST)
+    assert set(engine._modules) == {"text_encoder"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"width": 33}, {"num_frames": 1}, {"prompt": " "}, {"prompt": "a <|image_pad|>"}, {"height": 0}]
+)
+def test_impossible_request_reads_no_weights(tiny_h3, fields):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
+    with pytest.raises(RequestError):
+        engine.encode(dataclasses.replace(REQUEST, **fields))
+    assert not engine._modules
+
+
+def test_reference_weights_refuse_text_alone(tiny_h3):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, partition="ref2va", device="cpu"))
+    with pytest.raises(RequestError, match="fl2va"):
+        engine.encode(REQUEST)
+
+
+def test_conditioning_of_another_encoder_is_refused(tiny_engine, conditioning):
+    other = dataclasses.replace(conditioning, text=torch.zeros(3, 64), modality=torch.ones(3, dtype=torch.int32))
+    with pytest.raises(RequestError, match="64 wide"):
+        tiny_engine.sample(other)
+
+
+@pytest.mark.parametrize(("step", "value"), [(0, torch.nan), (2, torch.inf)])
+def test_values_that_are_not_finite_stop_the_sampling_at_their_step(tiny_h3, conditioning, step, value):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", precision="float32"))
+    engine.sample(conditioning, sigma_points=2)
+    calls = []
+
+    def poison(module, inputs, output):
+        calls.append(None)
+        return output.fill_(value) if len(calls) == step + 1 else output
+
+    engine._modules["dit"].final_layer.video_out.register_forward_hook(poison)
+    with pytest.raises(H3Error, match=f"step {step + 1} of 3"):
+        engine.sample(conditioning, sigma_points=POINTS)
+
+
+def test_latents_that_are_not_finite_do_not_become_a_picture_or_a_sound(tiny_engine, latents):
+    video, audio = latents.video.clone(), latents.audio.clone()
+    video[0, 3, 1, 1] = audio[0, 0, 0] = torch.nan
+    broken = dataclasses.replace(latents, video=video, audio=audio)
+    with pytest.raises(OutputError, match="video decoder"):
+        tiny_engine.decode_video(broken)
+    with pytest.raises(OutputError, match="audio decoder"):
+        tiny_engine.decode_audio(broken)
+
+
+def test_timings_name_every_stage_once(tiny_engine, latents):
+    frames, audio = tiny_engine.decode_video(latents), tiny_engine.decode_audio(latents)
+    names = [stage.name for stage in (frames.timings + audio.timings).stages]
+    assert len(names) == len(set(names))
+    assert {"encode", "sample", "decode_video", "decode_audio"} <= set(names)
+    sampled = next(stage for stage in frames.timings.stages if stage.name == "sample")
+    assert sampled.num_units == 3
+    assert sampled.seconds > 0
+
+
+def test_same_settings_share_one_engine_until_nobody_holds_it(tiny_h3, tmp_path):
+    root = shutil.copytree(tiny_h3, tmp_path / "copy")
+    first = get_engine(EngineConfig(checkpoint=root))
+    assert get_engine(EngineConfig(checkpoint=str(root))) is first
+    assert get_engine(EngineConfig(checkpoint=root, partition="ref2va")) is not first
+    alive = weakref.ref(first)
+    del first
+    gc.collect()
+    assert alive() is None
+
+
+def test_description_names_weights_device_and_precision(tiny_engine):
+    text = tiny_engine.describe()
+    for word in ("fl2va", "4 blocks", "cpu", "float32"):
+        assert word in text
