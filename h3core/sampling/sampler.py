@@ -7,6 +7,7 @@ from torch import Tensor
 
 from comfyui_h3.h3core.errors import H3Error
 from comfyui_h3.h3core.models.dit.model import DiT
+from comfyui_h3.h3core.models.precision import exact_fp32
 from comfyui_h3.h3core.sampling.noise import Noise
 from comfyui_h3.h3core.sampling.packing import (
     audio_from_rows,
@@ -47,7 +48,8 @@ def sample(
     if on_step is not None:
         on_step(0, schedule.num_forwards)
     for step, (timesteps, timestep_index) in enumerate(steps):
-        audio_velocity, video_velocity = dit(text, audio, video, timesteps, timestep_index, modality, cos, sin)
+        with exact_fp32():  # the first and last products of the model are float32, which TF32 is not
+            audio_velocity, video_velocity = dit(text, audio, video, timesteps, timestep_index, modality, cos, sin)
         video = euler_step(video, video_velocity, schedule.video, step)
         audio = euler_step(audio, audio_velocity, schedule.audio, step)
         if not torch.isfinite(torch.stack([video.sum(), audio.sum()])).all():

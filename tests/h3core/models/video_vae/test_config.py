@@ -8,7 +8,7 @@ import pytest
 
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
-from comfyui_h3.tests.oracle.vae_oracle import VIDEO_CONFIG, VIDEO_SOURCE_CONFIG
+from comfyui_h3.h3core.tiny import configs
 
 OFFICIAL = Path(__file__).parents[5] / "shared" / "data" / "official"
 
@@ -29,7 +29,7 @@ def test_official_files_are_read(partition):
 
 
 def test_lengths_follow_from_clip_and_drop():
-    config = VideoVAEConfig.from_dicts(VIDEO_CONFIG, VIDEO_SOURCE_CONFIG)
+    config = VideoVAEConfig.from_dicts(configs.VIDEO_VAE, configs.VIDEO_VAE_SOURCE)
     assert (config.tokens_per_clip, config.frame_pre_padding, config.token_overlap, config.frame_overlap) == (
         5,
         3,
@@ -70,7 +70,7 @@ def test_lengths_follow_from_clip_and_drop():
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(where, key, value):
-    config, source = copy.deepcopy(VIDEO_CONFIG), copy.deepcopy(VIDEO_SOURCE_CONFIG)
+    config, source = copy.deepcopy(configs.VIDEO_VAE), copy.deepcopy(configs.VIDEO_VAE_SOURCE)
     {"wrapper": config, "source": source, "vit": source["vit_decoder_kwargs"]}[where][key] = value
     with pytest.raises(CheckpointError, match=key):
         VideoVAEConfig.from_dicts(config, source)
@@ -78,6 +78,6 @@ def test_what_cannot_be_done_is_refused_by_name(where, key, value):
 
 @pytest.mark.parametrize("key", ["latents_mean", "vae_tile_size", "vae_clip_length"])
 def test_a_missing_key_is_named(key):
-    config = {k: v for k, v in VIDEO_CONFIG.items() if k != key}
+    config = {k: v for k, v in configs.VIDEO_VAE.items() if k != key}
     with pytest.raises(CheckpointError, match=f"video_vae/config.json lacks {key}"):
-        VideoVAEConfig.from_dicts(config, VIDEO_SOURCE_CONFIG)
+        VideoVAEConfig.from_dicts(config, configs.VIDEO_VAE_SOURCE)

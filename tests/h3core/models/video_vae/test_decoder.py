@@ -1,5 +1,6 @@
 """The decoding half of the video VAE: names, dtypes, streaming, cancelling, memory."""
 
+import copy
 import math
 import weakref
 
@@ -12,7 +13,8 @@ from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
 from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder, decode, denormalize_latents, to_unit_range
 from comfyui_h3.h3core.models.video_vae.tiling import num_frames
 from comfyui_h3.h3core.models.video_vae.vit import Attention, FeedForward, rotary_table, rotate, sdpa
-from comfyui_h3.tests.oracle.vae_oracle import VIDEO_CONFIG, VIDEO_SOURCE_CONFIG, randomize, tiny_video_config
+from comfyui_h3.h3core.tiny import configs
+from comfyui_h3.tests.oracle.vae_oracle import randomize, tiny_video_config
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,9 @@ def whole(decoder, z, **kwargs):
 
 
 def full_size_config():
-    vit = {**VIDEO_SOURCE_CONFIG["vit_decoder_kwargs"], "heads": 32, "dim_head": 64, "num_layers": 36}
+    vit = {**configs.VIDEO_VAE_SOURCE["vit_decoder_kwargs"], "heads": 32, "dim_head": 64, "num_layers": 36}
     sizes = {"ch": 128, "ch_mult": [1, 2, 2, 4, 4, 8], "num_res_blocks": 2, "vit_decoder_kwargs": vit}
-    return VideoVAEConfig.from_dicts(VIDEO_CONFIG, VIDEO_SOURCE_CONFIG | sizes)
+    return VideoVAEConfig.from_dicts(configs.VIDEO_VAE, configs.VIDEO_VAE_SOURCE | sizes)
 
 
 def released_decoder_shapes():
@@ -202,6 +204,20 @@ def test_a_constant_latent_decodes_every_window_alike(decoder):
     assert ((lower <= second[:, :5]) & (second[:, :5] <= upper)).all()
 
 
+def test_tiles_leave_no_trace_where_the_decoder_does_not_look_around():
+    model = VideoDecoder(tiny_video_config(tile_size=64, tile_overlap=16))
+    randomize(model, 0)
+    with torch.no_grad():  # without its blocks every token is decoded alone, wherever it is
+        for block in model.decoder.transformer_blocks:
+            block.scale1.zero_()
+            block.scale2.zero_()
+        z = latents(7, height=6, width=11)
+        untiled = to_unit_range(model(denormalize_latents(model.config, z)[None])[0])
+    pixels = whole(model, z)
+    torch.testing.assert_close(pixels[:, :17], untiled[:, 3:20], rtol=0, atol=1e-6)
+    torch.testing.assert_close(pixels[:, 17:], untiled[:, 23:28], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [(256, 64), (64, 16)])
 def test_no_seam_stands_out_at_the_tiles(size):
     tile, overlap = size
@@ -235,6 +251,15 @@ def test_half_precision_is_near_fp32():
         assert error.mean() < coarse.mean() < 1e-2
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_fp32_on_a_gpu_is_fp32(decoder):
+    # Convolutions are TF32 on a GPU unless told otherwise: 1e-3 instead.
+    z = latents(12)
+    pixels = whole(copy.deepcopy(decoder).cuda(), z).cpu()
+    torch.testing.assert_close(pixels, whole(decoder, z), rtol=0, atol=1e-5)
+
+
 def test_only_the_block_products_and_the_first_convolution_become_half():
     with torch.device("meta"):
         model = VideoDecoder(full_size_config()).to_compute_dtype(torch.float16)
@@ -247,7 +272,7 @@ def test_only_the_block_products_and_the_first_convolution_become_half():
 
 
 def test_rounding_points_of_half_precision():
-    seen = {}
+    seen: dict[str, tuple[torch.dtype, ...]] = {}
 
     def attend(q, k, v):
         seen["attention"] = q.dtype, k.dtype, v.dtype
@@ -329,7 +354,12 @@ def test_rotation_pairs_the_two_halves_and_leaves_the_rest():
 def test_rows_of_qkv_are_interleaved_per_head():
     config = tiny_video_config()
     seen = []
-    attention = Attention(config, lambda q, k, v: seen.append(v) or v)
+
+    def attend(q, k, v):
+        seen.append(v)
+        return v
+
+    attention = Attention(config, attend)
     randomize(attention, 0)
     x = torch.randn(1, 4, 32)
     cos, sin = torch.ones(4, 1, 6), torch.zeros(4, 1, 6)

@@ -1,5 +1,7 @@
 """Tiles, time windows and blends: the tables and formulas of the released model."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -161,12 +163,10 @@ def test_the_canvas_equals_blending_whole_raw_tiles(height, width, scale):
 def test_joined_windows_equal_the_plain_formula(tokens):
     plan = ChunkPlan.cover(CONFIG, tokens)
     clips = torch.randn(plan.num_chunks, 3, 28, 2, 2, generator=torch.Generator().manual_seed(tokens))
-    wanted, tail = [], None
-    for clip in clips:
-        main = clip[:, 3:20]
-        wanted.append(main if tail is None else fade(tail, main, 5, 1))
-        tail = clip[:, 23:28]
-    whole = torch.cat([*wanted, tail], dim=1)[:, : num_frames(CONFIG, tokens)]
+    wanted = [clips[0, :, 3:20]]
+    for before, clip in pairwise(clips):
+        wanted.append(fade(before[:, 23:28], clip[:, 3:20], 5, 1))
+    whole = torch.cat([*wanted, clips[-1, :, 23:28]], dim=1)[:, : num_frames(CONFIG, tokens)]
     joiner = ChunkJoiner(CONFIG, plan)
     parts = [part.clone() for clip in clips for part in joiner.add(clip.clone())]
     assert torch.equal(torch.cat(parts, dim=1), whole)
