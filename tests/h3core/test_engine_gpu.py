@@ -1,0 +1,66 @@
+"""The engine on a CUDA device: the same numbers as on the CPU, and as without the kernels."""
+
+import pytest
+import torch
+
+from comfyui_h3.h3core.config import EngineConfig
+from comfyui_h3.h3core.engine import Engine
+from comfyui_h3.h3core.types import Request
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+REQUEST = Request(prompt="a red ball", width=96, height=64, num_frames=22)
+
+
+def relative_distance(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def run(folder, **settings):
+    engine = Engine(EngineConfig(checkpoint=folder, **settings))
+    conditioning = engine.encode(REQUEST)
+    return engine, conditioning, engine.sample(conditioning, sigma_points=50)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tiny_engine):
+    conditioning = tiny_engine.encode(REQUEST)
+    return tiny_engine, conditioning, tiny_engine.sample(conditioning, sigma_points=50)
+
+
+def test_float32_equals_the_cpu(tiny_h3, on_cpu):
+    cpu, conditioning, latents = on_cpu
+    engine, ours, sampled = run(tiny_h3, device="cuda", precision="float32")
+    assert relative_distance(ours.text, conditioning.text) < 1e-5
+    assert relative_distance(sampled.video, latents.video) < 1e-4
+    assert relative_distance(sampled.audio, latents.audio) < 1e-4
+    assert relative_distance(engine.decode_audio(latents).samples, cpu.decode_audio(latents).samples) < 1e-4
+    difference = engine.decode_video(latents).pixels.int() - cpu.decode_video(latents).pixels.int()
+    assert difference.abs().max() <= 2  # the decoder's products are float16 on a GPU
+
+
+def test_kernels_change_nothing_but_the_order_of_sums(tiny_h3):
+    _, _, fused = run(tiny_h3, device="cuda", precision="bfloat16", kernels="triton")
+    _, _, eager = run(tiny_h3, device="cuda", precision="bfloat16", kernels="torch")
+    assert relative_distance(fused.video, eager.video) < 0.02
+    assert relative_distance(fused.audio, eager.audio) < 0.02
+
+
+def test_two_runs_are_equal(tiny_h3):
+    _, _, first = run(tiny_h3, device="cuda")
+    _, _, second = run(tiny_h3, device="cuda")
+    assert torch.equal(first.video, second.video)
+    assert torch.equal(first.audio, second.audio)
+
+
+def test_unload_gives_the_memory_back(tiny_h3):
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    engine, _, latents = run(tiny_h3, device="cuda")
+    engine.decode_video(latents)
+    assert torch.cuda.memory_allocated() > before
+    engine.unload()
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)
