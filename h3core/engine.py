@@ -24,7 +24,7 @@ from comfyui_h3.h3core.sampling.sampler import sample
 from comfyui_h3.h3core.sampling.schedule import Schedule
 from comfyui_h3.h3core.timing import StageTimer
 from comfyui_h3.h3core.types import Audio, Conditioning, Frames, Latents, Mp4, Progress, Request
-from comfyui_h3.kernels.dispatch import backend
+from comfyui_h3.kernels.dispatch import backend, triton_problem
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Engine:
         self.config = config
         self.device = config.torch_device()
         self.dtype = config.torch_dtype()
+        _check_kernels(config.kernels, self.device, self.dtype)
         self.checkpoint = Checkpoint.open(config.checkpoint, config.partition)
         self._lock = threading.Lock()
         self._modules: dict[str, Any] = {}
@@ -216,6 +217,13 @@ class Engine:
             del self._modules[name]
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _check_kernels(kernels: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises RequestError when the kernels are insisted on and cannot run."""
+    problem = triton_problem(device) or (f"the precision is {dtype}" if dtype != torch.bfloat16 else None)
+    if kernels == "triton" and problem:
+        raise RequestError(f"kernels=triton cannot run: {problem}; use kernels=auto, or bfloat16 on a CUDA device")
 
 
 def to_uint8(part: Tensor) -> Tensor:

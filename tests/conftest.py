@@ -1,18 +1,33 @@
-"""Makes ``comfyui_h3`` importable, picks the device tests run on, and writes the tiny H3 once a session."""
+"""Makes ``comfyui_h3`` importable, picks the device tests run on, and writes the tiny H3 once a session.
 
+Kernel tests run on a GPU, or in Triton's interpreter where there is none.
+"""
+
+import os
 import runpy
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported, which diffusers does, too
 
 runpy.run_path(str(Path(__file__).parents[1] / "_bootstrap.py"))["register"]()
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    if item.get_closest_marker("triton"):
+        pytest.importorskip("triton")
+    if item.get_closest_marker("oracle"):
+        pytest.importorskip("diffusers")
 
 
 @pytest.fixture(scope="session")
 def device():
     """The CUDA device where there is one, else the CPU."""
-    import torch
-
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

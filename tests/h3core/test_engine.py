@@ -156,6 +156,11 @@ def test_reference_weights_refuse_text_alone(tiny_h3):
         engine.encode(REQUEST)
 
 
+def test_kernels_that_cannot_run_are_refused_before_the_first_job(tiny_h3):
+    with pytest.raises(RequestError, match="kernels=triton cannot run"):
+        Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", precision="float32", kernels="triton"))
+
+
 def test_conditioning_of_another_encoder_is_refused(tiny_engine, conditioning):
     other = dataclasses.replace(conditioning, text=torch.zeros(3, 64), modality=torch.ones(3, dtype=torch.int32))
     with pytest.raises(RequestError, match="64 wide"):

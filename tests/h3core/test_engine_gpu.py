@@ -7,10 +7,7 @@ from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.types import Request
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = pytest.mark.gpu
 
 REQUEST = Request(prompt="a red ball", width=96, height=64, num_frames=22)
 

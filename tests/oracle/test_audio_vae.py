@@ -8,7 +8,6 @@ from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder, decode
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder, encode
 from comfyui_h3.tests.oracle.vae_oracle import diffusers_audio_vae, randomize, tiny_audio_config
 
-pytest.importorskip("diffusers", reason="diffusers is not installed")
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 # The reference encodes with plain (not fused) attention, which diffusers does not: 2.4e-7 of 2.5 was measured.

@@ -1,0 +1,28 @@
+"""``triton`` and ``triton.language`` where they are installed, inert stand-ins where they are not.
+
+The only module that guards this import. With the stand-ins a kernel decorates and never runs; ``MISSING`` says why, for
+``dispatch.use_triton``. ``INTERPRETED`` is true where Triton runs kernels in Python (TRITON_INTERPRET=1 when it was
+first imported), which is for tests.
+"""
+
+from types import SimpleNamespace
+
+MISSING: str | None
+INTERPRETED: bool
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    MISSING = f"triton cannot be imported ({error})"
+    INTERPRETED = False
+    triton = SimpleNamespace(jit=lambda kernel: kernel)  # type: ignore[assignment]
+    tl = SimpleNamespace(constexpr=object)  # type: ignore[assignment]
+else:
+    MISSING = None
+
+    @triton.jit
+    def _probe():
+        pass
+
+    INTERPRETED = not isinstance(_probe, triton.JITFunction)

@@ -1,0 +1,131 @@
+"""Which implementation of an operation runs: its Triton kernel, or its torch reference.
+
+The choice is a predicate on backend, device, dtype and layout, logged once per operation and reason. It is never an
+attempt with a fallback: a kernel that was chosen and fails raises.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from comfyui_h3.kernels._triton import INTERPRETED, MISSING
+from comfyui_h3.kernels.launch import compute_capability
+
+log = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "triton", "torch")
+
+# The process-wide setting is a plain variable, as a host runs nodes in threads of its own, and a new thread does not
+# inherit context variables. The override is a context variable, so that it ends at the border of its thread.
+_process_backend = "auto"
+_override: ContextVar[str | None] = ContextVar("comfyui_h3_kernel_backend", default=None)
+_logged: set[tuple[str, str]] = set()
+
+
+class BackendError(RuntimeError):
+    """The backend that was asked for cannot run this call; the message says why."""
+
+
+def set_backend(name: str) -> None:
+    """Set the backend of every thread of this process: ``auto`` (Triton where it can run), ``triton`` or ``torch``."""
+    global _process_backend
+    _process_backend = _checked(name)
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Within the block, and in this thread only, use this backend in place of the one of the process."""
+    token = _override.set(_checked(name))
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def current_backend() -> str:
+    """The backend in force in this thread."""
+    return _override.get() or _process_backend
+
+
+def use_triton(op: str, device: torch.device, problem: str | None) -> bool:
+    """Whether ``op`` runs its kernel on ``device``; ``problem``: what its dtypes or layout have against that.
+
+    Raises BackendError when the backend is ``triton`` and the kernel cannot run.
+    """
+    name = current_backend()
+    if name == "torch":
+        _log_once(logging.INFO, op, "torch: this backend is set")
+        return False
+    problem = triton_problem(device) or problem
+    if name == "triton":
+        if problem is not None:
+            raise BackendError(f"{op}: backend 'triton' is set, but {problem}; use 'auto' or 'torch'")
+        _log_once(logging.INFO, op, "triton: this backend is set")
+        return True
+    if problem is None and INTERPRETED:
+        problem = "Triton's interpreter is on, which is for tests"
+    if problem is not None:
+        level = logging.WARNING if device.type == "cuda" else logging.INFO
+        _log_once(level, op, f"torch, as {problem}")
+        return False
+    _log_once(logging.INFO, op, "triton")
+    return True
+
+
+def triton_problem(device: torch.device) -> str | None:
+    """What keeps every Triton kernel from ``device``, or None."""
+    if MISSING is not None:
+        return MISSING
+    if INTERPRETED and device.type in ("cpu", "cuda"):
+        return None
+    if device.type == "cpu":
+        return "the tensors are on cpu, which takes Triton's interpreter (TRITON_INTERPRET=1 before its first import)"
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}, and the kernels are for cuda"
+    capability = compute_capability(device)
+    if capability < (8, 0):
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, and bfloat16 takes 8.0"
+    return None
+
+
+def bf16_rows(**tensors: Tensor) -> str | None:
+    """What keeps ``tensors`` from a row kernel, or None: each must be bfloat16, dense in its last dimension, all on one
+    device and without gradients to record. The stride between rows is free."""
+    device = next(iter(tensors.values())).device
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.bfloat16:
+            return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not bfloat16"
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            return f"{name} is strided in its last dimension"
+        if tensor.device != device:
+            return f"{name} is on {tensor.device}, not on {device}"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return f"{name} requires a gradient, and the kernels have no backward"
+    return None
+
+
+def row_index(index: Tensor, device: torch.device) -> str | None:
+    """What keeps ``index`` (S,) from selecting table rows in a kernel, or None: dense int32 or int64 on ``device``."""
+    if index.dtype not in (torch.int32, torch.int64):
+        return f"index is {str(index.dtype).removeprefix('torch.')}, not int32 or int64"
+    if index.stride(0) != 1 and index.shape[0] > 1:
+        return "index is strided"
+    if index.device != device:
+        return f"index is on {index.device}, not on {device}"
+    return None
+
+
+def _checked(name: str) -> str:
+    if name not in BACKENDS:
+        raise ValueError(f"kernel backend {name!r} does not exist; use one of {', '.join(BACKENDS)}")
+    return name
+
+
+def _log_once(level: int, op: str, choice: str) -> None:
+    if (op, choice) not in _logged:
+        _logged.add((op, choice))
+        log.log(level, "%s runs on %s", op, choice)
