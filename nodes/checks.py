@@ -1,0 +1,43 @@
+"""What a host is told about a request before it is queued: the engine's own checks, on the values that are known."""
+
+from collections.abc import Callable
+
+from comfyui_h3.h3core.errors import H3Error
+from comfyui_h3.h3core.media.canvas import align_side, check_canvas, check_num_frames
+from comfyui_h3.h3core.request import check_prompt, check_seed, check_sigma_points
+
+
+def verdict(*checks: Callable[[], object]) -> bool | str:
+    """True, or the message of the first check that fails: the two answers that ``validate_inputs`` may give."""
+    try:
+        for check in checks:
+            check()
+    except H3Error as error:
+        return str(error)
+    return True
+
+
+def judge_prompt(prompt: str | None, width: int | None, height: int | None, frames: int | None) -> bool | str:
+    """The verdict on a prompt and its size. None is a linked input: nothing is known of it yet."""
+    checks: list[Callable[[], object]] = []
+    if prompt is not None:
+        checks.append(lambda: check_prompt(prompt))
+    if width is not None and height is not None:
+        checks.append(lambda: check_canvas(width, height))
+    elif width is not None:  # the other side is not known: one that fits
+        checks.append(lambda: check_canvas(width, align_side(width)))
+    elif height is not None:
+        checks.append(lambda: check_canvas(align_side(height), height))
+    if frames is not None:
+        checks.append(lambda: check_num_frames(frames))
+    return verdict(*checks)
+
+
+def judge_sampling(seed: int | None, sigma_points: int | None) -> bool | str:
+    """The verdict on the settings of a sampling; None is a linked input."""
+    checks: list[Callable[[], object]] = []
+    if seed is not None:
+        checks.append(lambda: check_seed(seed))
+    if sigma_points is not None:
+        checks.append(lambda: check_sigma_points(sigma_points))
+    return verdict(*checks)

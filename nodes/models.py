@@ -1,0 +1,60 @@
+"""Which H3 checkpoints lie below the host's model folders, and what changes when one of them is replaced."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from comfyui_h3.h3core.config import PARTITIONS
+
+FOLDER = "minimax_h3"  # below models/, and the key in extra_model_paths.yaml
+NONE_FOUND = "(no H3 model found: see README)"
+PARTITION_FOLDERS = {str(partition): name for partition, name in PARTITIONS.items()}
+DEPTH = 3  # levels below a root: models--owner--name/snapshots/<commit> of a downloaded cache
+
+
+def find_checkpoints(roots: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
+    """Folders of checkpoints by the name to choose them by; of two with one name, that of the earlier root.
+
+    A checkpoint holds FL2VA/ or Ref2VA/, or is such a folder itself. Links are followed. A root may be one, too.
+    """
+    found: dict[str, Path] = {}
+    for root in map(Path, roots):
+        for folder in _checkpoints_below(root, DEPTH):
+            name = root.name if folder == root else folder.relative_to(root).as_posix()
+            found.setdefault(name, folder)
+    return dict(sorted(found.items()))
+
+
+def has_partition(folder: Path, weights: str) -> bool:
+    """Whether these weights are in a checkpoint. Of a folder that is one partition itself, only its content knows."""
+    return _is_partition(folder) or (folder / PARTITION_FOLDERS.get(weights, weights)).is_dir()
+
+
+def fingerprint(folder: Path) -> str:
+    """Another text when a config or an index of the checkpoint was changed or replaced; weights are not read."""
+    digest = hashlib.sha256()
+    depths = ("*.json", "*/*.json", "*/*/*.json", "*/*/*/*.json")  # "**" would not enter linked folders
+    for path in sorted(path for pattern in depths for path in folder.glob(pattern)):
+        try:
+            status = path.stat()
+        except OSError:  # it went away in between, or is a dangling link
+            continue
+        digest.update(f"{path.relative_to(folder)} {status.st_mtime_ns} {status.st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def _checkpoints_below(folder: Path, depth: int) -> Iterator[Path]:
+    if _is_partition(folder) or any((folder / name).is_dir() for name in PARTITION_FOLDERS.values()):
+        yield folder
+    elif depth:
+        try:
+            children = sorted(child for child in folder.iterdir() if not child.name.startswith(".") and child.is_dir())
+        except OSError:  # no such root, or not ours to read
+            return
+        for child in children:
+            yield from _checkpoints_below(child, depth - 1)
+
+
+def _is_partition(folder: Path) -> bool:
+    return (folder / "transformer").is_dir() and (folder / "model_index.json").is_file()

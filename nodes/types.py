@@ -1,0 +1,8 @@
+"""Sockets between our own nodes. Their values are the objects of h3core, passed by reference."""
+
+from comfy_api.latest import io
+
+H3Engine = io.Custom("H3_ENGINE")  # h3core.engine.Engine
+H3Conditioning = io.Custom("H3_CONDITIONING")  # h3core.types.Conditioning
+H3Latents = io.Custom("H3_LATENTS")  # h3core.types.Latents
+H3Media = io.Custom("H3_MEDIA")  # pictures, clips and sounds a prompt refers to; no node makes them yet

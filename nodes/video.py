@@ -1,0 +1,121 @@
+"""Our frames and the host's VIDEO, in both directions."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, BinaryIO
+
+import torch
+from comfy_api.latest import Input, InputImpl, Types
+from torch import Tensor
+
+from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.media.mp4 import write_mp4, write_mp4_stream
+from comfyui_h3.h3core.types import Audio, Frames
+from comfyui_h3.nodes import audio as host_audio
+
+FLOAT_FRAMES = 16  # frames of a float clip that are rounded at a time: 200 MB of scratch at 1344x768
+
+
+class H3Video(Input.Video):
+    """A VIDEO of the host over uint8 frames: a quarter of the host's float batch, which is made only when asked for."""
+
+    def __init__(self, frames: Frames, audio: Audio | None = None):
+        self.frames, self.audio = frames, audio
+
+    def get_components(self) -> Types.VideoComponents:
+        """Everything as the host holds it: images (F, H, W, 3) float32 in [0, 1]. Made anew in each call."""
+        sound = None if self.audio is None else host_audio.H3Audio(self.audio)
+        images = self.frames.pixels.to(torch.float32).div_(255)
+        return Types.VideoComponents(images=images, audio=sound, frame_rate=self.frames.fps)
+
+    def save_to(
+        self,
+        path: str | BinaryIO,
+        format: Any = "auto",
+        codec: Any = "auto",
+        metadata: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """H.264 in MP4 straight from the frames. Any other format is left to the host's encoder."""
+        named = [str(getattr(value, "value", value)).lower() for value in (format, codec)]
+        ours = named[0] in ("auto", "mp4") and named[1] in ("auto", "h264")
+        if not ours or not all(_is_default(name, value) for name, value in options.items()):
+            floats = InputImpl.VideoFromComponents(self.get_components())
+            floats.save_to(path, format=format, codec=codec, metadata=metadata, **options)
+            return
+        tags = {name: json.dumps(value) for name, value in (metadata or {}).items()}
+        if isinstance(path, str):
+            write_mp4(path, self.frames, self.audio, metadata=tags)
+        else:
+            write_mp4_stream(path, self.frames, self.audio, metadata=tags)
+
+    def as_trimmed(
+        self, start_time: float | None = None, duration: float | None = None, strict_duration: bool = False
+    ) -> "H3Video | None":
+        """The part from ``start_time`` seconds (negative: from the end) of ``duration`` seconds (None, 0: to the end).
+
+        None when nothing is left, or with ``strict_duration`` less than asked for. Nothing is copied.
+        """
+        fps, num_frames = self.frames.fps, self.get_frame_count()
+        start = round(Fraction(start_time or 0) * fps)
+        start = max(0, start + num_frames if start < 0 else start)
+        wanted = round(Fraction(duration) * fps) if duration else num_frames - start
+        stop = min(start + wanted, num_frames)
+        if stop <= start or (strict_duration and stop - start < wanted):
+            return None
+        sound = self.audio
+        if sound is not None:
+            first, last = (round(index / fps * sound.sample_rate) for index in (start, stop))
+            last = sound.samples.shape[1] if stop == num_frames else last
+            sound = replace(sound, samples=sound.samples[:, first:last])
+        return H3Video(replace(self.frames, pixels=self.frames.pixels[start:stop]), sound)
+
+    def get_dimensions(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.frames.pixels.shape[2], self.frames.pixels.shape[1]
+
+    def get_duration(self) -> float:
+        """Seconds of picture."""
+        return float(self.get_frame_count() / self.frames.fps)
+
+    def get_frame_count(self) -> int:
+        return self.frames.pixels.shape[0]
+
+    def get_frame_rate(self) -> Fraction:
+        return self.frames.fps
+
+    def get_container_format(self) -> str:
+        """The name FFmpeg gives to what ``save_to`` writes."""
+        return "mov,mp4,m4a,3gp,3g2,mj2"
+
+
+def from_host(video: Input.Video) -> tuple[Frames, Audio | None]:
+    """Frames and sound of any VIDEO. Float images are rounded to 8 bits; frame rate and sample rate are kept."""
+    if isinstance(video, H3Video):
+        return video.frames, video.audio
+    components = video.get_components()
+    sound = None if components.audio is None else host_audio.from_host(components.audio)
+    return Frames(pixels=to_uint8(components.images), fps=Fraction(components.frame_rate)), sound
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """(F, H, W, C) floats in [0, 1] -> (F, H, W, 3) uint8, rounded and clipped; one channel becomes three, alpha goes.
+
+    Raises RequestError for images that are not finite: the codec would turn them into arbitrary colours.
+    """
+    if images.shape[-1] == 1:
+        images = images.expand(-1, -1, -1, 3)
+    pixels = torch.empty((*images.shape[:3], 3), dtype=torch.uint8)
+    for start in range(0, len(images), FLOAT_FRAMES):
+        part = images[start : start + FLOAT_FRAMES, ..., :3].to("cpu", torch.float32)
+        if not torch.isfinite(part).all():
+            raise RequestError(f"the video holds NaN or Inf in its frames {start} to {start + len(part) - 1}")
+        pixels[start : start + len(part)] = (part * 255).round_().clamp_(0, 255)
+    return pixels
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Whether an option of ``save_to`` asks for what we write anyway: 8 bits, sRGB, our own quality."""
+    return value is None or (name, value) in (("bit_depth", 8), ("color_space", "sRGB"), ("color_space", "auto"))

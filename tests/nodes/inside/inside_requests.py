@@ -1,0 +1,111 @@
+"""What is refused before a job is queued, and with which words."""
+
+import folder_paths
+import pytest
+import torch
+
+from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
+from comfyui_h3.nodes.load import H3LoadModel, checkpoints
+from comfyui_h3.nodes.models import NONE_FOUND
+from comfyui_h3.nodes.sample import H3SampleDiT
+from comfyui_h3.nodes.save_mp4 import H3SaveMP4
+from comfyui_h3.tests.nodes.inside.inside_models import make_release
+
+PROMPT = {"prompt": "rain", "width": 1344, "height": 768, "frames": 124}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": " \n\t"}, "the prompt is empty"),
+        ({"width": 33}, "width=33 is not a multiple of 32 pixels; use 32 or 64"),
+        ({"width": 0}, "width=0"),
+        ({"height": 720}, "use 704 or 736"),
+        ({"width": 4096, "height": 512}, "longer than 4:1"),
+        ({"frames": 1}, "use 5 or more"),
+        ({"frames": 8}, "use 5 or 22"),
+        ({"frames": float("nan")}, "not a whole number"),
+    ],
+)
+def test_impossible_request_is_answered_with_its_remedy(wrong, remedy):
+    answer = H3EncodePrompt.validate_inputs(**{**PROMPT, **wrong})
+    assert remedy in answer.splitlines()[0]
+
+
+def test_possible_request_passes():
+    assert H3EncodePrompt.validate_inputs(**PROMPT) is True
+
+
+def test_linked_side_is_not_guessed():
+    """1344 x 768 are the defaults, but a linked height may be anything."""
+    assert H3EncodePrompt.validate_inputs(width=128) is True
+    assert "width=130" in H3EncodePrompt.validate_inputs(width=130)
+    assert "height=130" in H3EncodePrompt.validate_inputs(height=130)
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"seed": 2**63}, {"sigma_points": 1}, {"sigma_points": 1001}])
+def test_impossible_sampling_is_refused(wrong):
+    answer = H3SampleDiT.validate_inputs(**{"seed": 0, "sigma_points": 50, **wrong})
+    assert next(iter(wrong)) in answer
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**63 - 1])
+def test_every_legal_seed_passes(seed):
+    assert H3SampleDiT.validate_inputs(seed=seed, sigma_points=2) is True
+
+
+def test_without_a_model_the_list_says_so_and_the_answer_names_the_folder(host_folders):
+    (model,) = [i for i in H3LoadModel.define_schema().inputs if i.id == "model"]
+    assert model.options == [NONE_FOUND]
+    answer = H3LoadModel.validate_inputs(model=NONE_FOUND, weights="fl2va", device="auto", precision="auto")
+    assert answer.startswith("no H3 model found: put the folder that holds FL2VA/ into ")
+    assert str(host_folders[0] / "minimax_h3") in answer
+
+
+def test_models_are_listed_and_checked(host_folders):
+    make_release(host_folders[0] / "minimax_h3" / "h3", ["FL2VA"])
+    (model,) = [i for i in H3LoadModel.define_schema().inputs if i.id == "model"]
+    assert model.options == ["h3"]
+    good = {"model": "h3", "weights": "fl2va", "device": "cpu", "precision": "float32"}
+    assert H3LoadModel.validate_inputs(**good) is True
+    assert "has no Ref2VA/ folder" in H3LoadModel.validate_inputs(**{**good, "weights": "ref2va"})
+    assert "choose one of h3" in H3LoadModel.validate_inputs(**{**good, "model": "../minimax_h3/h3"})
+    assert "choose one of h3" in H3LoadModel.validate_inputs(**{**good, "model": "h4"})
+    assert "auto, cpu" in H3LoadModel.validate_inputs(**{**good, "device": f"cuda:{torch.cuda.device_count()}"})
+    assert "bfloat16 or float32" in H3LoadModel.validate_inputs(**{**good, "precision": "float16"})
+
+
+def test_extra_model_paths_come_first(host_folders, tmp_path):
+    mine = make_release(tmp_path / "disk" / "h3", ["FL2VA"])
+    make_release(host_folders[0] / "minimax_h3" / "h3", ["FL2VA"])
+    folder_paths.add_model_folder_path("minimax_h3", str(tmp_path / "disk"))
+    assert checkpoints() == {"h3": mine}
+
+
+def test_fingerprint_follows_the_files_of_the_chosen_model(host_folders):
+    release = make_release(host_folders[0] / "minimax_h3" / "h3", ["FL2VA"])
+    choice = {"model": "h3", "weights": "fl2va", "device": "cpu", "precision": "auto"}
+    before = H3LoadModel.fingerprint_inputs(**choice)
+    assert before == H3LoadModel.fingerprint_inputs(**choice)
+    (release / "FL2VA" / "model_index.json").write_text('{"new": 1}')
+    assert H3LoadModel.fingerprint_inputs(**choice) != before
+    assert H3LoadModel.fingerprint_inputs(**{**choice, "model": "gone"}) == ""
+
+
+OUTSIDE = ["../x", "a/../../x", "/etc/x", "C:\\x", "C:x", "\\\\server\\share\\x", "..\\x", "a\0/../x"]
+
+
+@pytest.mark.parametrize("prefix", OUTSIDE)
+def test_names_outside_the_output_folder_are_refused(prefix):
+    assert "use a name like video/H3" in H3SaveMP4.validate_inputs(filename_prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", ["", "  ", "\n", "video/", "."])
+def test_empty_names_are_refused(prefix):
+    assert "has no file name" in H3SaveMP4.validate_inputs(filename_prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", ["H3", "video/H3", "a/b/c d", "雨の夜", "%year%/%width%x%height%", "v1.2", "..x"])
+def test_usual_names_pass(prefix):
+    assert H3SaveMP4.validate_inputs(filename_prefix=prefix) is True
