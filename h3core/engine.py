@@ -35,7 +35,8 @@ class Engine:
     """Runs the stages of H3: ``encode``, ``sample``, ``decode_video``, ``decode_audio``, ``save``.
 
     Making one reads configs and shard headers; weights are read when a stage first needs them and then stay, unless
-    the device has no room for the next stage's. Stages may be called from any thread, one at a time.
+    the device has no room for the next stage's. Stages may be called from any thread, one at a time; ``on_load`` counts
+    the bytes of the weights a stage reads first.
     Raises CheckpointError when the checkpoint is incomplete or not H3.
     """
 
@@ -60,7 +61,9 @@ class Engine:
         )
 
     @torch.no_grad()
-    def encode(self, request: Request, *, on_progress: Progress | None = None) -> Conditioning:
+    def encode(
+        self, request: Request, *, on_progress: Progress | None = None, on_load: Progress | None = None
+    ) -> Conditioning:
         """The prompt as the DiT reads it. All checks of the request come before any weight is read.
 
         Raises RequestError for an impossible request.
@@ -77,7 +80,7 @@ class Engine:
             timer = StageTimer(self.device)
             _report(on_progress, 0, 1)
             with timer.stage("load_text_encoder"):
-                encoder = self._module("text_encoder")
+                encoder = self._module("text_encoder", on_load)
             with timer.stage("encode", num_units=len(presentation.ids)):
                 text = encoder(presentation).cpu()
             _report(on_progress, 1, 1)
@@ -93,6 +96,7 @@ class Engine:
         sigma_points: int = 50,
         noise: Noise | None = None,
         on_step: Progress | None = None,
+        on_load: Progress | None = None,
     ) -> Latents:
         """Denoised latents after ``sigma_points - 1`` forwards. ``noise`` replaces the one drawn from ``seed``.
 
@@ -117,20 +121,22 @@ class Engine:
         timer = StageTimer(self.device)
         with self._lock, backend(self.config.kernels):
             with timer.stage("load_dit"):
-                dit = self._module("dit")
+                dit = self._module("dit", on_load)
             with timer.stage("sample", num_units=schedule.num_forwards):
                 video, audio = sample(dit, conditioning, noise, schedule, self.device, on_step)
         timings = conditioning.timings + timer.timings
         return Latents(request=conditioning.request, video=video, audio=audio, timings=timings)
 
     @torch.no_grad()
-    def decode_video(self, latents: Latents, *, on_progress: Progress | None = None) -> Frames:
+    def decode_video(
+        self, latents: Latents, *, on_progress: Progress | None = None, on_load: Progress | None = None
+    ) -> Frames:
         """Frames as uint8, rounded. Raises OutputError when the decoder gives values that are not finite."""
         timer = StageTimer(self.device)
         request = latents.request
         with self._lock:
             with timer.stage("load_video_decoder"):
-                decoder = self._module("video_decoder")
+                decoder = self._module("video_decoder", on_load)
             pixels = torch.empty(request.num_frames, request.height, request.width, 3, dtype=torch.uint8)
             with timer.stage("decode_video", num_units=request.num_frames):
                 start = 0
@@ -147,12 +153,12 @@ class Engine:
             yield from video_vae.decode(self._module("video_decoder"), latents.video)
 
     @torch.no_grad()
-    def decode_audio(self, latents: Latents) -> Audio:
+    def decode_audio(self, latents: Latents, *, on_load: Progress | None = None) -> Audio:
         """Stereo samples, float32 at 32 kHz. Raises OutputError when they are not finite."""
         timer = StageTimer(self.device)
         with self._lock:
             with timer.stage("load_audio_decoder"):
-                decoder = self._module("audio_decoder")
+                decoder = self._module("audio_decoder", on_load)
             with timer.stage("decode_audio"):
                 samples = audio_vae.decode(decoder, latents.audio).cpu()
         return Audio(
@@ -180,25 +186,34 @@ class Engine:
         with self._lock:
             self._drop(list(self._modules))
 
-    def _module(self, name: str) -> Any:
+    def _module(self, name: str, on_load: Progress | None = None) -> Any:
         if name not in self._modules:
             load, num_bytes = self._loaders()[name]
             self._make_room(num_bytes)
-            self._modules[name] = load()
+            self._modules[name] = load(on_load)
             log.info("%s: %.2f GiB of weights on %s", name, _bytes(self._modules[name]) / 2**30, self.device)
         return self._modules[name]
 
-    def _loaders(self) -> dict[str, tuple[Callable[[], nn.Module], int]]:
-        """How each module is loaded, and the bytes of its files (at least those of its weights on the device)."""
-        checkpoint, device, dtype = self.checkpoint, self.device, self.dtype
+    def _loaders(self) -> dict[str, tuple[Callable[[Progress | None], nn.Module], int]]:
+        """How each module is loaded, and the bytes of its files."""
+        checkpoint, device, dtype, vae_dtype = self.checkpoint, self.device, self.dtype, self.config.vae_dtype()
         return {
-            "text_encoder": (lambda: checkpoint.load_text_encoder(device, dtype), checkpoint.text_encoder.num_bytes),
-            "dit": (lambda: checkpoint.load_dit(device, dtype), checkpoint.transformer.num_bytes),
+            "text_encoder": (
+                lambda on_load: checkpoint.load_text_encoder(device, dtype, on_load),
+                checkpoint.text_encoder.num_bytes,
+            ),
+            "dit": (
+                lambda on_load: checkpoint.load_dit(device, dtype, on_load=on_load),
+                checkpoint.transformer.num_bytes,
+            ),
             "video_decoder": (
-                lambda: checkpoint.load_video_decoder(device, self.config.vae_dtype()),
+                lambda on_load: checkpoint.load_video_decoder(device, vae_dtype, on_load),
                 checkpoint.video_vae.num_bytes,
             ),
-            "audio_decoder": (lambda: checkpoint.load_audio_decoder(device), checkpoint.audio_vae.num_bytes),
+            "audio_decoder": (
+                lambda on_load: checkpoint.load_audio_decoder(device, on_load),
+                checkpoint.audio_vae.num_bytes,
+            ),
         }
 
     def _make_room(self, num_bytes: int) -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import threading
 from weakref import WeakValueDictionary
 
+from comfyui_h3.h3core.checkpoint.index import fingerprint
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
 
-_engines: WeakValueDictionary[EngineConfig, Engine] = WeakValueDictionary()
+_engines: WeakValueDictionary[tuple[EngineConfig, str], Engine] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def get_engine(config: EngineConfig) -> Engine:
-    """The live engine of ``config``, or a new one. It lives, with its weights, as long as somebody holds it."""
+    """The live engine of ``config`` and of the files as they are now, or a new one.
+
+    It lives, with its weights, as long as somebody holds it. An engine of files that were replaced since is not given
+    out again.
+    """
     with _lock:
-        engine = _engines.get(config)
+        key = (config, fingerprint(config.checkpoint))
+        engine = _engines.get(key)
         if engine is None:
-            engine = _engines[config] = Engine(config)
+            engine = _engines[key] = Engine(config)
         return engine

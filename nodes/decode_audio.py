@@ -4,7 +4,7 @@ from comfy_api.latest import io
 
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.audio import H3Audio
-from comfyui_h3.nodes.progress import HostProgress
+from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Engine, H3Latents
 
 
@@ -29,8 +29,8 @@ class H3DecodeAudio(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latents) -> io.NodeOutput:
-        on_progress = HostProgress("Decoding audio")
+        on_load, on_progress = LoadProgress("the audio decoder"), HostProgress("Decoding audio")
         on_progress(0, 1)  # one piece of work; this is where Cancel is seen
-        audio = engine.decode_audio(latents)
+        audio = engine.decode_audio(latents, on_load=on_load)
         on_progress(1, 1)
         return io.NodeOutput(H3Audio(audio))

@@ -7,7 +7,7 @@ from comfyui_h3.h3core.request import DEFAULT_NUM_FRAMES
 from comfyui_h3.h3core.types import Request
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.checks import judge_prompt
-from comfyui_h3.nodes.progress import HostProgress
+from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Conditioning, H3Engine, H3Media
 
 SIDE = f"pixels; a multiple of {SIDE_MULTIPLE} from {SIDE_MULTIPLE} to {MAX_SIDE}, at most 4:1"
@@ -72,4 +72,5 @@ class H3EncodePrompt(io.ComfyNode):
     @classmethod
     def execute(cls, engine, prompt, width, height, frames, media=None) -> io.NodeOutput:
         request = Request(prompt=prompt, width=width, height=height, num_frames=frames)
-        return io.NodeOutput(engine.encode(request, on_progress=HostProgress("Encoding the prompt")))
+        on_load, on_progress = LoadProgress("the text encoder"), HostProgress("Encoding the prompt")
+        return io.NodeOutput(engine.encode(request, on_progress=on_progress, on_load=on_load))

@@ -7,6 +7,7 @@ import folder_paths
 import torch
 from comfy_api.latest import io
 
+from comfyui_h3.h3core.checkpoint.index import fingerprint
 from comfyui_h3.h3core.config import PARTITIONS, PRECISIONS, EngineConfig
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.registry import get_engine
@@ -17,7 +18,6 @@ from comfyui_h3.nodes.models import (
     NONE_FOUND,
     PARTITION_FOLDERS,
     find_checkpoints,
-    fingerprint,
     has_partition,
 )
 from comfyui_h3.nodes.progress import show_text

@@ -1,6 +1,5 @@
-"""Which H3 checkpoints lie below the host's model folders, and what changes when one of them is replaced."""
+"""Which H3 checkpoints lie below the host's model folders."""
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,19 +28,6 @@ def find_checkpoints(roots: Sequence[str | os.PathLike[str]]) -> dict[str, Path]
 def has_partition(folder: Path, weights: str) -> bool:
     """Whether these weights are in a checkpoint. Of a folder that is one partition itself, only its content knows."""
     return _is_partition(folder) or (folder / PARTITION_FOLDERS.get(weights, weights)).is_dir()
-
-
-def fingerprint(folder: Path) -> str:
-    """Another text when a config or an index of the checkpoint was changed or replaced; weights are not read."""
-    digest = hashlib.sha256()
-    depths = ("*.json", "*/*.json", "*/*/*.json", "*/*/*/*.json")  # "**" would not enter linked folders
-    for path in sorted(path for pattern in depths for path in folder.glob(pattern)):
-        try:
-            status = path.stat()
-        except OSError:  # it went away in between, or is a dangling link
-            continue
-        digest.update(f"{path.relative_to(folder)} {status.st_mtime_ns} {status.st_size}\n".encode())
-    return digest.hexdigest()
 
 
 def _checkpoints_below(folder: Path, depth: int) -> Iterator[Path]:

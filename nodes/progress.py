@@ -10,13 +10,14 @@ TEXT_INTERVAL_S = 0.25  # the status line; the bar and Cancel take part in every
 
 
 class HostProgress:
-    """``callback(done, total)`` for one stage of the node that runs now.
+    """``callback(done, total)`` for one stage of the node that runs now, or for the weights it reads first.
 
     Raises the host's interrupt when Cancel was pressed: on newer hosts a BaseException, which no stage may swallow.
     """
 
     def __init__(self, label: str, waiting_for: str = "the weights"):
         self._label = label
+        self._describe = describe
         self._bar: comfy.utils.ProgressBar | None = None
         self._started = self._written = 0.0
         show_text(f"{label}: waiting for {waiting_for}")
@@ -30,7 +31,21 @@ class HostProgress:
         self._bar.update_absolute(done, total)
         if done in (0, total) or now - self._written >= TEXT_INTERVAL_S:
             self._written = now
-            show_text(describe(self._label, done, total, now - self._started))
+            show_text(self._describe(self._label, done, total, now - self._started))
+
+
+class LoadProgress(HostProgress):
+    """``callback(done, total)`` in bytes, while a stage reads its weights: a large model takes minutes."""
+
+    def __init__(self, what: str):
+        super().__init__(f"Loading {what}", waiting_for="the disk")
+        self._describe = describe_load
+
+
+def describe_load(label: str, done: int, total: int, seconds: float) -> str:
+    """One line: how much of the weights is read, and how fast."""
+    rate = f", {done / seconds / 1e9:.2f} GB/s" if done and seconds > 0 else ""
+    return f"{label}: {done / 1e9:.1f} of {total / 1e9:.1f} GB{rate}"
 
 
 def describe(label: str, done: int, total: int, seconds: float) -> str:

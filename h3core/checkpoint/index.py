@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -122,6 +123,20 @@ def read_index(folder: Path) -> Mapping[str, TensorEntry]:
         found = _names(files) if files else "none"
         raise CheckpointError(f"{folder} needs an index or exactly one .safetensors file; found {found}")
     return read_header(files[0])
+
+
+def fingerprint(folder: Path) -> str:
+    """Another text when a config, an index or a file of weights in the checkpoint was changed; no content is read."""
+    digest = hashlib.sha256()
+    depths = ("*", "*/*", "*/*/*", "*/*/*/*")  # "**" would not enter linked folders
+    files = (path for pattern in depths for path in folder.glob(pattern) if path.suffix in (".json", ".safetensors"))
+    for path in sorted(files):
+        try:
+            status = path.stat()
+        except OSError:  # it went away in between, or is a dangling link
+            continue
+        digest.update(f"{path.relative_to(folder)} {status.st_mtime_ns} {status.st_size}\n".encode())
+    return digest.hexdigest()
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, TensorEntry]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from comfyui_h3.h3core.checkpoint.index import TensorEntry
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.errors import CheckpointError
+from comfyui_h3.h3core.types import Progress
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -53,15 +54,26 @@ def check(module: nn.Module, entries: Mapping[str, TensorEntry], keymap: KeyMap,
     return found
 
 
-def load(module: M, entries: Mapping[str, TensorEntry], keymap: KeyMap, source: Path, device: torch.device) -> M:
+def load(
+    module: M,
+    entries: Mapping[str, TensorEntry],
+    keymap: KeyMap,
+    source: Path,
+    device: torch.device,
+    on_load: Progress | None = None,
+) -> M:
     """Fills a module made by ``build``, file by file, and returns it on ``device``.
 
-    At no time is more than one tensor held twice. Raises CheckpointError as ``check`` does, or when a file changes.
+    At no time is more than one tensor held twice. ``on_load`` counts bytes of the files; what it raises ends the load.
+    Raises CheckpointError as ``check`` does, or when a file changes.
     """
     keys_of_file: dict[Path, list[tuple[str, str]]] = defaultdict(list)
     for name, key in check(module, entries, keymap, source).items():
         keys_of_file[entries[key].file].append((name, key))
     dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+    done, total = 0, sum(entries[key].num_bytes for names in keys_of_file.values() for _, key in names)
+    if on_load is not None:
+        on_load(done, total)
     for file, names in keys_of_file.items():
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
@@ -71,6 +83,9 @@ def load(module: M, entries: Mapping[str, TensorEntry], keymap: KeyMap, source: 
                     tensor = tensor if order is None else order(tensor)
                     # A copy always: safetensors hands out views of the mapped file, which may be replaced on disk.
                     _assign(module, name, tensor.to(device=device, dtype=dtypes[name], copy=True).contiguous())
+                    done += entries[key].num_bytes
+                    if on_load is not None:
+                        on_load(done, total)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
     return module

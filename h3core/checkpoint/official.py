@@ -19,7 +19,7 @@ from comfyui_h3.h3core.config import PARTITIONS, Partition
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
-from comfyui_h3.h3core.models.dit.attention import AttentionFn
+from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
@@ -27,8 +27,9 @@ from comfyui_h3.h3core.models.text_encoder.encoder import TextEncoder
 from comfyui_h3.h3core.models.text_encoder.template import Presenter
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
 from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder
-from comfyui_h3.h3core.sampling.schedule import AUDIO_SHIFT, VIDEO_SHIFT
+from comfyui_h3.h3core.types import Progress
 
+DEFAULT_VIDEO_SHIFT, DEFAULT_AUDIO_SHIFT = 12.0, 3.0  # of the release, where model_index.json has none
 VIDEO_DECODER_KEYS = keymap.half(("post_quant_conv.", "decoder."))
 AUDIO_DECODER_KEYS = keymap.half(("dec_in_proj.", "decoder."))
 
@@ -85,8 +86,8 @@ class Checkpoint:
         checkpoint = cls(
             folder=folder,
             partition=partition,
-            video_shift=float(shifts.get("video", VIDEO_SHIFT)),
-            audio_shift=float(shifts.get("audio", AUDIO_SHIFT)),
+            video_shift=float(shifts.get("video", DEFAULT_VIDEO_SHIFT)),
+            audio_shift=float(shifts.get("audio", DEFAULT_AUDIO_SHIFT)),
             dit_config=DiTConfig.from_dict(
                 read_json(transformer / "config.json"), source=str(transformer / "config.json")
             ),
@@ -146,8 +147,8 @@ class Checkpoint:
         config = self.text_encoder_config
         return keymap.official_text_encoder(config.tap, config.num_file_layers)
 
-    def _new_dit(self, dtype: torch.dtype, attend: AttentionFn | None = None) -> DiT:
-        return loader.build(lambda: DiT(self.dit_config, attend) if attend else DiT(self.dit_config), dtype)
+    def _new_dit(self, dtype: torch.dtype, attend: AttentionFn = sdpa) -> DiT:
+        return loader.build(lambda: DiT(self.dit_config, attend), dtype)
 
     def _new_text_encoder(self, dtype: torch.dtype) -> TextEncoder:
         return loader.build(lambda: TextEncoder(self.text_encoder_config), dtype)
@@ -158,15 +159,23 @@ class Checkpoint:
     def _new_audio_decoder(self) -> AudioDecoder:
         return loader.build(lambda: AudioDecoder(self.audio_vae_config), torch.float32)
 
-    def load_dit(self, device: torch.device, dtype: torch.dtype, attend: AttentionFn | None = None) -> DiT:
-        """The DiT on ``device``; ``attend`` None means PyTorch's attention."""
+    def load_dit(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        attend: AttentionFn = sdpa,
+        on_load: Progress | None = None,
+    ) -> DiT:
+        """The DiT on ``device``, its attention computed by ``attend``."""
         module = self._new_dit(dtype, attend)
-        return loader.load(module, self.transformer.entries, self._dit_keys, self.transformer.folder, device)
+        return loader.load(module, self.transformer.entries, self._dit_keys, self.transformer.folder, device, on_load)
 
-    def load_text_encoder(self, device: torch.device, dtype: torch.dtype) -> TextEncoder:
+    def load_text_encoder(
+        self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
+    ) -> TextEncoder:
         """The encoder up to its tap, on ``device``; shards that hold only later layers are not opened."""
         module = self._new_text_encoder(dtype)
-        loader.load(module, self.text_encoder.entries, self._encoder_keys, self.text_encoder.folder, device)
+        loader.load(module, self.text_encoder.entries, self._encoder_keys, self.text_encoder.folder, device, on_load)
         module.reset_rotary_frequencies(device)
         return module
 
@@ -174,16 +183,18 @@ class Checkpoint:
         """The tokenizer with the release's rules."""
         return Presenter.from_folder(self.folder / "tokenizer", self.text_encoder_config.vocab_size)
 
-    def load_video_decoder(self, device: torch.device, dtype: torch.dtype) -> VideoDecoder:
+    def load_video_decoder(
+        self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
+    ) -> VideoDecoder:
         """Decoder half of the video VAE, its matrix products in ``dtype``."""
         module = self._new_video_decoder()
-        loader.load(module, self.video_vae.entries, VIDEO_DECODER_KEYS, self.video_vae.folder, device)
+        loader.load(module, self.video_vae.entries, VIDEO_DECODER_KEYS, self.video_vae.folder, device, on_load)
         return module.to_compute_dtype(dtype)
 
-    def load_audio_decoder(self, device: torch.device) -> AudioDecoder:
+    def load_audio_decoder(self, device: torch.device, on_load: Progress | None = None) -> AudioDecoder:
         """Decoder half of the audio VAE, float32, weight norm folded."""
         module = self._new_audio_decoder()
-        loader.load(module, self.audio_vae.entries, AUDIO_DECODER_KEYS, self.audio_vae.folder, device)
+        loader.load(module, self.audio_vae.entries, AUDIO_DECODER_KEYS, self.audio_vae.folder, device, on_load)
         module.fold_weight_norm()
         return module
 

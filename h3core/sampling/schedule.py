@@ -7,9 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-VIDEO_SHIFT = 12.0
-AUDIO_SHIFT = 3.0
-
 
 def shifted_sigmas(num_points: int, shift: float) -> Tensor:
     """(num_points,) float32 on the CPU, from 1 down to 0: ``shift * b / (1 + (shift - 1) * b)`` over a uniform b.
@@ -32,7 +29,7 @@ class Schedule:
     audio: Tensor
 
     @classmethod
-    def uniform(cls, sigma_points: int, video_shift: float = VIDEO_SHIFT, audio_shift: float = AUDIO_SHIFT) -> Schedule:
+    def uniform(cls, sigma_points: int, video_shift: float, audio_shift: float) -> Schedule:
         """``sigma_points`` points, hence ``sigma_points - 1`` forwards."""
         return cls(video=shifted_sigmas(sigma_points, video_shift), audio=shifted_sigmas(sigma_points, audio_shift))
 

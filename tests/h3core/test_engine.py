@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import os
 import shutil
 import weakref
 
@@ -118,6 +119,43 @@ def test_cancelled_decode_leaves_the_engine_as_it_was(tiny_engine, latents):
     with pytest.raises(Cancelled):
         tiny_engine.decode_video(latents, on_progress=cancel)
     assert tiny_engine.decode_video(latents).pixels.float().std() > 1
+
+
+@pytest.mark.parametrize("stage", ["text_encoder", "dit"])
+def test_cancelled_load_leaves_nothing_and_the_next_job_loads(tiny_h3, conditioning, stage):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", precision="float32"))
+
+    def cancel(done, total):
+        if done > total / 2:
+            raise Cancelled
+
+    run = {
+        "text_encoder": lambda **on: engine.encode(REQUEST, **on),
+        "dit": lambda **on: engine.sample(conditioning, sigma_points=2, **on),
+    }[stage]
+    with pytest.raises(Cancelled):
+        run(on_load=cancel)
+    assert not engine._modules
+    run()
+
+
+def test_load_counts_the_bytes_of_the_file(tiny_h3, conditioning):
+    engine, seen = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu")), []
+    engine.sample(conditioning, sigma_points=2, on_load=lambda *step: seen.append(step))
+    total = engine.checkpoint.transformer.num_bytes
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+    seen.clear()
+    engine.sample(conditioning, sigma_points=2, on_load=lambda *step: seen.append(step))
+    assert not seen  # they stay
+
+
+def test_replaced_files_make_another_engine(tiny_h3, tmp_path):
+    root = shutil.copytree(tiny_h3, tmp_path / "copy")
+    first = get_engine(EngineConfig(checkpoint=root))
+    os.utime(root / "FL2VA/transformer/model-00001-of-00003.safetensors", ns=(1, 1))
+    assert get_engine(EngineConfig(checkpoint=root)) is not first
 
 
 def test_abandoned_parts_do_not_hold_the_engine(tiny_engine, latents):

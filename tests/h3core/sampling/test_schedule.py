@@ -29,31 +29,31 @@ AUDIO = {
 
 @pytest.mark.parametrize(("stream", "values"), [("video", VIDEO), ("audio", AUDIO)])
 def test_fifty_points_are_the_published_ones(stream, values):
-    sigmas = getattr(Schedule.uniform(50), stream)
+    sigmas = getattr(Schedule.uniform(50, 12.0, 3.0), stream)
     assert len(sigmas) == 50
     for index, value in values.items():
         assert float(sigmas[index]) == pytest.approx(value, abs=1e-9)
 
 
 def test_fifty_points_are_forty_nine_forwards():
-    assert Schedule.uniform(50).num_forwards == 49
-    assert Schedule.uniform(2).num_forwards == 1
+    assert Schedule.uniform(50, 12.0, 3.0).num_forwards == 49
+    assert Schedule.uniform(2, 12.0, 3.0).num_forwards == 1
 
 
 @pytest.mark.parametrize("points", [2, 3, 50, 200, 1000])
 def test_both_streams_have_the_same_number_of_forwards(points):
-    schedule = Schedule.uniform(points)
+    schedule = Schedule.uniform(points, 12.0, 3.0)
     assert len(schedule.video) == len(schedule.audio) == points
 
 
 def test_audio_is_cleaner_than_video_in_every_step():
-    schedule = Schedule.uniform(50)
+    schedule = Schedule.uniform(50, 12.0, 3.0)
     assert (schedule.audio[1:-1] < schedule.video[1:-1]).all()
 
 
 def test_each_stream_keeps_its_own_noise_level_without_velocity():
     """One clock for both would over-noise the sound about threefold late in the run."""
-    schedule = Schedule.uniform(50)
+    schedule = Schedule.uniform(50, 12.0, 3.0)
     for sigmas in (schedule.video, schedule.audio):
         x = torch.ones(1)
         for step in range(schedule.num_forwards):
@@ -65,7 +65,7 @@ def test_the_true_velocity_leads_to_the_data():
     """x_t = (1 - sigma) * data + sigma * noise has the velocity data - noise."""
     g = torch.Generator().manual_seed(0)
     data, noise = torch.randn(2, 100, generator=g)
-    sigmas = Schedule.uniform(50).video
+    sigmas = Schedule.uniform(50, 12.0, 3.0).video
     x = noise
     for step in range(49):
         x = euler_step(x, data - noise, sigmas, step)

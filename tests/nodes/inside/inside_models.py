@@ -1,10 +1,8 @@
 """Which folders are offered as checkpoints, under which names."""
 
-import os
-
 import pytest
 
-from comfyui_h3.nodes.models import find_checkpoints, fingerprint, has_partition
+from comfyui_h3.nodes.models import find_checkpoints, has_partition
 
 
 def make_partition(folder):
@@ -91,25 +89,3 @@ def test_missing_partition_is_noticed(tmp_path):
     release = make_release(tmp_path / "half", ["FL2VA"])
     assert has_partition(release, "fl2va")
     assert not has_partition(release, "ref2va")
-
-
-def test_fingerprint_changes_with_a_config_and_not_with_weights(tmp_path):
-    release = make_release(tmp_path / "h3")
-    before = fingerprint(release)
-    (release / "FL2VA" / "transformer" / "model.safetensors").write_bytes(b"other weights")
-    assert fingerprint(release) == before
-    config = release / "FL2VA" / "transformer" / "config.json"
-    config.write_text('{"num_layers": 2}')
-    changed = fingerprint(release)
-    assert changed != before
-    os.utime(config, ns=(1, 1))
-    assert fingerprint(release) not in (before, changed)
-
-
-def test_fingerprint_sees_into_linked_partitions(tmp_path):
-    partition = make_partition(tmp_path / "disk" / "x")
-    (tmp_path / "h3").mkdir()
-    (tmp_path / "h3" / "FL2VA").symlink_to(partition, target_is_directory=True)
-    before = fingerprint(tmp_path / "h3")
-    (partition / "transformer" / "config.json").write_text('{"num_layers": 3}')
-    assert fingerprint(tmp_path / "h3") != before
