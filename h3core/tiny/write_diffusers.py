@@ -12,6 +12,7 @@ from comfyui_h3.h3core.checkpoint.diffusers_layout import (
     dit_to_diffusers,
     video_vae_to_diffusers,
 )
+from comfyui_h3.h3core.config import Partition
 from comfyui_h3.h3core.tiny import configs
 from comfyui_h3.h3core.tiny.tokenizer import write_tokenizer
 from comfyui_h3.h3core.tiny.write import (
@@ -32,7 +33,8 @@ def write_diffusers(out: Path, seed: int = 0) -> None:
     """Writes one folder with a subfolder per component; ``transformer`` is FL2VA's, ``transformer_ref`` Ref2VA's."""
     dit, vit = configs.TRANSFORMER, configs.VIDEO_VAE_SOURCE["vit_decoder_kwargs"]
     heads = (dit["num_attention_heads"], dit["attention_head_dim"])
-    for name, partition in (("transformer", "fl2va"), ("transformer_ref", "ref2va")):
+    folders: dict[str, Partition] = {"transformer": "fl2va", "transformer_ref": "ref2va"}
+    for name, partition in folders.items():
         write_text(out / name / "config.json", configs.dump(_transformer_config()))
         tensors = dit_to_diffusers(transformer_weights(seed, partition), *heads)
         save_sharded(tensors, out / name, "diffusion_pytorch_model", NUM_TRANSFORMER_SHARDS)
