@@ -31,6 +31,13 @@ def build(make: Callable[[], M], dtype: torch.dtype) -> M:
     return module.eval().requires_grad_(False)
 
 
+def materialize(module: M, value: Callable[[str, Tensor], Tensor]) -> M:
+    """Fills a module made by ``build`` with ``value(name, tensor on meta)`` for each of its tensors."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        _assign(module, name, value(name, tensor))
+    return module
+
+
 def check(module: nn.Module, entries: Mapping[str, TensorEntry], keymap: KeyMap, source: Path) -> dict[str, str]:
     """File key of every parameter of ``module``, in the order of the file.
 
