@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
 from comfyui_h3.h3core.config import EngineConfig
-from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.errors import DeviceMemoryError, RequestError
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.models.audio_vae import decoder as audio_vae
 from comfyui_h3.h3core.models.text_encoder.template import Presenter
@@ -73,7 +74,7 @@ class Engine:
             raise RequestError(
                 "the ref2va weights need at least one reference; load the fl2va weights for a video from text alone"
             )
-        with self._lock:
+        with self._lock, self._memory_named("encoding"):
             if self._presenter is None:
                 self._presenter = self.checkpoint.load_presenter()
             presentation = self._presenter.present(request.prompt)
@@ -119,7 +120,7 @@ class Engine:
             audio_channels=dit_config.audio_latents_dim,
         )
         timer = StageTimer(self.device)
-        with self._lock, backend(self.config.kernels):
+        with self._lock, self._memory_named("sampling"), backend(self.config.kernels):
             with timer.stage("load_dit"):
                 dit = self._module("dit", on_load)
             with timer.stage("sample", num_units=schedule.num_forwards):
@@ -134,7 +135,7 @@ class Engine:
         """Frames as uint8, rounded. Raises OutputError when the decoder gives values that are not finite."""
         timer = StageTimer(self.device)
         request = latents.request
-        with self._lock:
+        with self._lock, self._memory_named("decoding the video"):
             with timer.stage("load_video_decoder"):
                 decoder = self._module("video_decoder", on_load)
             pixels = torch.empty(request.num_frames, request.height, request.width, 3, dtype=torch.uint8)
@@ -156,7 +157,7 @@ class Engine:
     def decode_audio(self, latents: Latents, *, on_load: Progress | None = None) -> Audio:
         """Stereo samples, float32 at 32 kHz. Raises OutputError when they are not finite."""
         timer = StageTimer(self.device)
-        with self._lock:
+        with self._lock, self._memory_named("decoding the audio"):
             with timer.stage("load_audio_decoder"):
                 decoder = self._module("audio_decoder", on_load)
             with timer.stage("decode_audio"):
@@ -185,6 +186,19 @@ class Engine:
         """Gives the memory of all weights back; the next stage reads its own again."""
         with self._lock:
             self._drop(list(self._modules))
+
+    @contextmanager
+    def _memory_named(self, stage: str) -> Iterator[None]:
+        """Says which stage ran out of device memory, with how much free, and what helps."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.device)
+            held = ", ".join(f"{name} {_bytes(module) / 2**30:.1f}" for name, module in self._modules.items()) or "none"
+            raise DeviceMemoryError(
+                f"{stage} does not fit on {self.device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, "
+                f"weights in GiB: {held}; use a smaller size or fewer frames, or free memory that others hold"
+            ) from error
 
     def _module(self, name: str, on_load: Progress | None = None) -> Any:
         if name not in self._modules:

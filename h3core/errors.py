@@ -13,5 +13,9 @@ class CheckpointError(H3Error):
     """A checkpoint that cannot be used: names the file, the keys, and the wanted and found shapes."""
 
 
+class DeviceMemoryError(H3Error):
+    """A stage that does not fit on its device; what earlier stages gave is not lost."""
+
+
 class OutputError(H3Error):
     """A result that cannot be written: an unwritable folder, a full disk, samples that are not finite."""

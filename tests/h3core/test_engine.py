@@ -12,7 +12,7 @@ import torch
 
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine, to_uint8
-from comfyui_h3.h3core.errors import H3Error, OutputError, RequestError
+from comfyui_h3.h3core.errors import DeviceMemoryError, H3Error, OutputError, RequestError
 from comfyui_h3.h3core.registry import get_engine
 from comfyui_h3.h3core.types import Request
 
@@ -156,6 +156,15 @@ def test_replaced_files_make_another_engine(tiny_h3, tmp_path):
     first = get_engine(EngineConfig(checkpoint=root))
     os.utime(root / "FL2VA/transformer/model-00001-of-00003.safetensors", ns=(1, 1))
     assert get_engine(EngineConfig(checkpoint=root)) is not first
+
+
+def test_stage_without_memory_is_named(tiny_engine, conditioning, monkeypatch):
+    def no_memory(done, total):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    with pytest.raises(DeviceMemoryError, match=r"sampling does not fit on cpu: 1.0 of 80.0 GiB are free.*dit 0.0"):
+        tiny_engine.sample(conditioning, sigma_points=POINTS, on_step=no_memory)
 
 
 def test_abandoned_parts_do_not_hold_the_engine(tiny_engine, latents):

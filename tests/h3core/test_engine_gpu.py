@@ -1,10 +1,14 @@
 """The engine on a CUDA device: the same numbers as on the CPU, and as without the kernels."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
+from comfyui_h3.h3core.errors import DeviceMemoryError
+from comfyui_h3.h3core.request import resolve
 from comfyui_h3.h3core.types import Request
 
 pytestmark = pytest.mark.gpu
@@ -51,6 +55,24 @@ def test_two_runs_are_equal(tiny_h3):
     _, _, second = run(tiny_h3, device="cuda")
     assert torch.equal(first.video, second.video)
     assert torch.equal(first.audio, second.audio)
+
+
+def test_stage_without_memory_is_named_and_the_next_job_runs(tiny_h3):
+    engine, conditioning, latents = run(tiny_h3, device="cuda")
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / torch.cuda.mem_get_info()[1] + 1e-6)
+    try:
+        with pytest.raises(DeviceMemoryError, match="sampling does not fit on cuda:0: .* GiB are free"):
+            engine.sample(sized(conditioning, num_frames=362), sigma_points=2)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(engine.sample(conditioning, sigma_points=50).video, latents.video)
+
+
+def sized(conditioning, num_frames):
+    """The same prompt for a clip of another length."""
+    return dataclasses.replace(
+        conditioning, request=resolve(dataclasses.replace(REQUEST, width=1344, height=768, num_frames=num_frames))
+    )
 
 
 def test_unload_gives_the_memory_back(tiny_h3):
