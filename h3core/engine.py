@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
 from comfyui_h3.h3core.config import EngineConfig
-from comfyui_h3.h3core.errors import DeviceMemoryError, RequestError
+from comfyui_h3.h3core.errors import DeviceMemoryError, EngineStoppedError, RequestError
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.models.audio_vae import decoder as audio_vae
 from comfyui_h3.h3core.models.text_encoder.template import Presenter
@@ -48,6 +48,7 @@ class Engine:
         _check_kernels(config.kernels, self.device, self.dtype)
         self.checkpoint = Checkpoint.open(config.checkpoint, config.partition)
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._modules: dict[str, Any] = {}
         self._presenter: Presenter | None = None
         log.info("%s", self.describe())
@@ -79,12 +80,13 @@ class Engine:
                 self._presenter = self.checkpoint.load_presenter()
             presentation = self._presenter.present(request.prompt)
             timer = StageTimer(self.device)
-            _report(on_progress, 0, 1)
+            report = self._watched(on_progress)
+            report(0, 1)
             with timer.stage("load_text_encoder"):
                 encoder = self._module("text_encoder", on_load)
             with timer.stage("encode", num_units=len(presentation.ids)):
                 text = encoder(presentation).cpu()
-            _report(on_progress, 1, 1)
+            report(1, 1)
         log.info("encode: %d text rows", len(text))
         return Conditioning(request=resolved, text=text, modality=presentation.modality, timings=timer.timings)
 
@@ -124,7 +126,7 @@ class Engine:
             with timer.stage("load_dit"):
                 dit = self._module("dit", on_load)
             with timer.stage("sample", num_units=schedule.num_forwards):
-                video, audio = sample(dit, conditioning, noise, schedule, self.device, on_step)
+                video, audio = sample(dit, conditioning, noise, schedule, self.device, self._watched(on_step))
         timings = conditioning.timings + timer.timings
         return Latents(request=conditioning.request, video=video, audio=audio, timings=timings)
 
@@ -141,7 +143,7 @@ class Engine:
             pixels = torch.empty(request.num_frames, request.height, request.width, 3, dtype=torch.uint8)
             with timer.stage("decode_video", num_units=request.num_frames):
                 start = 0
-                for part in video_vae.decode(decoder, latents.video, on_tile=on_progress):
+                for part in video_vae.decode(decoder, latents.video, on_tile=self._watched(on_progress)):
                     stop = start + part.shape[1]
                     pixels[start:stop] = to_uint8(part)
                     start = stop
@@ -187,6 +189,26 @@ class Engine:
         with self._lock:
             self._drop(list(self._modules))
 
+    def stop(self, timeout_s: float) -> None:
+        """Ends the running stage at its next step or tile, and every later one; waits ``timeout_s`` for it at most.
+
+        For a process that leaves: a thread that is inside PyTorch while the interpreter goes away aborts the process.
+        """
+        self._stopped.set()
+        if self._lock.acquire(timeout=timeout_s):
+            self._lock.release()
+
+    def _watched(self, callback: Progress | None) -> Progress:
+        """``callback`` that also ends the stage of a stopped engine."""
+
+        def report(done: int, total: int) -> None:
+            if self._stopped.is_set():
+                raise EngineStoppedError("the engine was stopped, as the host is shutting down")
+            if callback is not None:
+                callback(done, total)
+
+        return report
+
     @contextmanager
     def _memory_named(self, stage: str) -> Iterator[None]:
         """Says which stage ran out of device memory, with how much free, and what helps."""
@@ -204,7 +226,7 @@ class Engine:
         if name not in self._modules:
             load, num_bytes = self._loaders()[name]
             self._make_room(num_bytes)
-            self._modules[name] = load(on_load)
+            self._modules[name] = load(self._watched(on_load))
             log.info("%s: %.2f GiB of weights on %s", name, _bytes(self._modules[name]) / 2**30, self.device)
         return self._modules[name]
 
@@ -258,11 +280,6 @@ def _check_kernels(kernels: str, device: torch.device, dtype: torch.dtype) -> No
 def to_uint8(part: Tensor) -> Tensor:
     """(3, F, H, W) float32 in [0, 1] -> (F, H, W, 3) uint8, halves rounded to even."""
     return (part * 255).round_().to(torch.uint8).movedim(0, -1)
-
-
-def _report(on_progress: Progress | None, done: int, total: int) -> None:
-    if on_progress is not None:
-        on_progress(done, total)
 
 
 def _count(entries: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from weakref import WeakValueDictionary
 
@@ -11,6 +12,7 @@ from comfyui_h3.h3core.engine import Engine
 
 _engines: WeakValueDictionary[tuple[EngineConfig, str], Engine] = WeakValueDictionary()
 _lock = threading.Lock()
+STOP_TIMEOUT_S = 2.0
 
 
 def get_engine(config: EngineConfig) -> Engine:
@@ -20,8 +22,16 @@ def get_engine(config: EngineConfig) -> Engine:
     out again.
     """
     with _lock:
+        atexit.unregister(_stop_all)  # registered once, and only in a process that has engines
+        atexit.register(_stop_all)
         key = (config, fingerprint(config.checkpoint))
         engine = _engines.get(key)
         if engine is None:
             engine = _engines[key] = Engine(config)
         return engine
+
+
+def _stop_all() -> None:
+    """At exit: a host's prompt thread does not end by itself, and may be in the middle of a stage."""
+    for engine in list(_engines.values()):
+        engine.stop(STOP_TIMEOUT_S)

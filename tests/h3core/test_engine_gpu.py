@@ -61,7 +61,7 @@ def test_stage_without_memory_is_named_and_the_next_job_runs(tiny_h3):
     engine, conditioning, latents = run(tiny_h3, device="cuda")
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / torch.cuda.mem_get_info()[1] + 1e-6)
     try:
-        with pytest.raises(DeviceMemoryError, match="sampling does not fit on cuda:0: .* GiB are free"):
+        with pytest.raises(DeviceMemoryError, match=r"sampling does not fit on cuda:0: .* GiB are free"):
             engine.sample(sized(conditioning, num_frames=362), sigma_points=2)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
