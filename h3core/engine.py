@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
 from comfyui_h3.h3core.config import EngineConfig
-from comfyui_h3.h3core.errors import DeviceMemoryError, EngineStoppedError, RequestError
+from comfyui_h3.h3core.errors import DeviceMemoryError, RequestError
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.models.audio_vae import decoder as audio_vae
 from comfyui_h3.h3core.models.text_encoder.template import Presenter
@@ -48,7 +49,7 @@ class Engine:
         _check_kernels(config.kernels, self.device, self.dtype)
         self.checkpoint = Checkpoint.open(config.checkpoint, config.partition)
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._leaving, self._parked = threading.Event(), threading.Event()
         self._modules: dict[str, Any] = {}
         self._presenter: Presenter | None = None
         log.info("%s", self.describe())
@@ -189,21 +190,25 @@ class Engine:
         with self._lock:
             self._drop(list(self._modules))
 
-    def stop(self, timeout_s: float) -> None:
-        """Ends the running stage at its next step or tile, and every later one; waits ``timeout_s`` for it at most.
+    def park(self, timeout_s: float) -> None:
+        """For a process that leaves: the running stage sleeps for ever from its next step, tile or tensor on.
 
-        For a process that leaves: a thread that is inside PyTorch while the interpreter goes away aborts the process.
+        A daemon thread (the prompt thread of a host) that is inside PyTorch while the interpreter goes away aborts the
+        process, and an exception would send it there again: hosts print tensors of failed nodes. Waits ``timeout_s``
+        at most.
         """
-        self._stopped.set()
-        if self._lock.acquire(timeout=timeout_s):
-            self._lock.release()
+        self._leaving.set()
+        deadline = time.monotonic() + timeout_s
+        while self._lock.locked() and not self._parked.wait(0.01) and time.monotonic() < deadline:
+            pass
 
     def _watched(self, callback: Progress | None) -> Progress:
-        """``callback`` that also ends the stage of a stopped engine."""
+        """``callback`` in which a stage can be parked."""
 
         def report(done: int, total: int) -> None:
-            if self._stopped.is_set():
-                raise EngineStoppedError("the engine was stopped, as the host is shutting down")
+            if self._leaving.is_set():
+                self._parked.set()
+                threading.Event().wait()
             if callback is not None:
                 callback(done, total)
 

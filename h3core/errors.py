@@ -17,9 +17,5 @@ class DeviceMemoryError(H3Error):
     """A stage that does not fit on its device; what earlier stages gave is not lost."""
 
 
-class EngineStoppedError(H3Error):
-    """A stage that was ended because the engine was stopped: the process is leaving."""
-
-
 class OutputError(H3Error):
     """A result that cannot be written: an unwritable folder, a full disk, samples that are not finite."""

@@ -12,7 +12,7 @@ from comfyui_h3.h3core.engine import Engine
 
 _engines: WeakValueDictionary[tuple[EngineConfig, str], Engine] = WeakValueDictionary()
 _lock = threading.Lock()
-STOP_TIMEOUT_S = 2.0
+PARK_TIMEOUT_S = 2.0
 
 
 def get_engine(config: EngineConfig) -> Engine:
@@ -22,8 +22,8 @@ def get_engine(config: EngineConfig) -> Engine:
     out again.
     """
     with _lock:
-        atexit.unregister(_stop_all)  # registered once, and only in a process that has engines
-        atexit.register(_stop_all)
+        atexit.unregister(_park_all)  # registered once, and only in a process that has engines
+        atexit.register(_park_all)
         key = (config, fingerprint(config.checkpoint))
         engine = _engines.get(key)
         if engine is None:
@@ -31,7 +31,7 @@ def get_engine(config: EngineConfig) -> Engine:
         return engine
 
 
-def _stop_all() -> None:
+def _park_all() -> None:
     """At exit: a host's prompt thread does not end by itself, and may be in the middle of a stage."""
     for engine in list(_engines.values()):
-        engine.stop(STOP_TIMEOUT_S)
+        engine.park(PARK_TIMEOUT_S)

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch
 
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine, to_uint8
-from comfyui_h3.h3core.errors import DeviceMemoryError, EngineStoppedError, H3Error, OutputError, RequestError
+from comfyui_h3.h3core.errors import DeviceMemoryError, H3Error, OutputError, RequestError
 from comfyui_h3.h3core.registry import get_engine
 from comfyui_h3.h3core.types import Request
 
@@ -169,26 +168,6 @@ def test_stage_without_memory_is_named(tiny_engine, conditioning, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
     with pytest.raises(DeviceMemoryError, match=r"sampling does not fit on cpu: 1.0 of 80.0 GiB are free.*dit 0.0"):
         tiny_engine.sample(conditioning, sigma_points=POINTS, on_step=no_memory)
-
-
-def test_stopped_engine_ends_its_stage_at_the_next_step(tiny_h3, conditioning):
-    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", precision="float32"))
-    first_step, ended = threading.Event(), []
-
-    def run():
-        try:
-            engine.sample(conditioning, sigma_points=1000, on_step=lambda done, total: first_step.set())
-        except EngineStoppedError as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert first_step.wait(30)
-    engine.stop(timeout_s=30)
-    thread.join(30)
-    assert ended
-    with pytest.raises(EngineStoppedError):
-        engine.sample(conditioning, sigma_points=2)
 
 
 def test_process_leaves_cleanly_in_the_middle_of_a_stage(tiny_h3):
