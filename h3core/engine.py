@@ -236,7 +236,7 @@ class Engine:
         return self._modules[name]
 
     def _loaders(self) -> dict[str, tuple[Callable[[Progress | None], nn.Module], int]]:
-        """How each module is loaded, and the bytes of its files."""
+        """How each module is loaded, and the bytes that this reads."""
         checkpoint, device, dtype, vae_dtype = self.checkpoint, self.device, self.dtype, self.config.vae_dtype()
         return {
             "text_encoder": (
@@ -249,11 +249,11 @@ class Engine:
             ),
             "video_decoder": (
                 lambda on_load: checkpoint.load_video_decoder(device, vae_dtype, on_load),
-                checkpoint.video_vae.num_bytes,
+                checkpoint.video_decoder.num_bytes,
             ),
             "audio_decoder": (
                 lambda on_load: checkpoint.load_audio_decoder(device, on_load),
-                checkpoint.audio_vae.num_bytes,
+                checkpoint.audio_decoder.num_bytes,
             ),
         }
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,9 +105,10 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def read_index(folder: Path) -> Mapping[str, TensorEntry]:
-    """All tensors of one component: ``*.safetensors.index.json`` with its shards, or the only ``.safetensors`` file.
+def read_index(folder: Path, wanted: Callable[[str], bool] = lambda key: True) -> Mapping[str, TensorEntry]:
+    """Tensors of one component: ``*.safetensors.index.json`` with its shards, or the only ``.safetensors`` file.
 
+    wanted: keys that will be read; shards that hold none of them need not be there.
     Raises CheckpointError, naming files and keys, when a shard is missing or cut short, or when the index and the
     shards disagree.
     """
@@ -117,12 +118,12 @@ def read_index(folder: Path) -> Mapping[str, TensorEntry]:
     if len(indexes) > 1:
         raise CheckpointError(f"{folder} has {len(indexes)} index files ({_names(indexes)}); keep one")
     if indexes:
-        return _read_sharded(folder, indexes[0])
+        return _read_sharded(folder, indexes[0], wanted)
     files = sorted(folder.glob("*.safetensors"))
     if len(files) != 1:
         found = _names(files) if files else "none"
         raise CheckpointError(f"{folder} needs an index or exactly one .safetensors file; found {found}")
-    return read_header(files[0])
+    return {key: entry for key, entry in read_header(files[0]).items() if wanted(key)}
 
 
 def fingerprint(folder: Path) -> str:
@@ -139,10 +140,11 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_sharded(folder: Path, index: Path) -> dict[str, TensorEntry]:
+def _read_sharded(folder: Path, index: Path, wanted: Callable[[str], bool]) -> dict[str, TensorEntry]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map; download it again")
+    weight_map = {key: shard for key, shard in weight_map.items() if wanted(key)}
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if Path(shard).name != shard:

@@ -31,6 +31,9 @@ class KeyMap:
         name = key.removeprefix(self.strip)
         return None if self.skip and self.skip.fullmatch(name) else name
 
+    def is_read(self, key: str) -> bool:
+        return self.parameter(key) is not None
+
     def order(self, name: str) -> RowOrder | None:
         """Row order of a parameter; None when the file's is the module's."""
         return next((order for pattern, order in self.rows if pattern.fullmatch(name)), None)

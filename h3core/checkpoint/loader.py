@@ -85,11 +85,10 @@ def load(
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name, key in names:
-                    tensor = tensors.get_tensor(key)
-                    order = keymap.order(name)
-                    tensor = tensor if order is None else order(tensor)
                     # A copy always: safetensors hands out views of the mapped file, which may be replaced on disk.
-                    _assign(module, name, tensor.to(device=device, dtype=dtypes[name], copy=True).contiguous())
+                    tensor = tensors.get_tensor(key).to(device=device, dtype=dtypes[name], copy=True)
+                    order = keymap.order(name)
+                    _assign(module, name, tensor if order is None else order(tensor).contiguous())
                     done += entries[key].num_bytes
                     if on_load is not None:
                         on_load(done, total)

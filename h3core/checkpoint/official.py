@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from comfyui_h3.h3core.checkpoint import keymap, loader
-from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_header, read_index, read_json
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_index, read_json
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.config import PARTITIONS, Partition
 from comfyui_h3.h3core.errors import CheckpointError
@@ -30,20 +32,35 @@ from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder
 from comfyui_h3.h3core.types import Progress
 
 DEFAULT_VIDEO_SHIFT, DEFAULT_AUDIO_SHIFT = 12.0, 3.0  # of the release, where model_index.json has none
-VIDEO_DECODER_KEYS = keymap.half(("post_quant_conv.", "decoder."))
-AUDIO_DECODER_KEYS = keymap.half(("dec_in_proj.", "decoder."))
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """Files of one component: where it is, and its tensors by key."""
+    """What is read of one component: where it is, its tensors by key, and how keys and rows become parameters."""
 
     folder: Path
     entries: Mapping[str, TensorEntry]
+    keymap: KeyMap
+
+    @classmethod
+    def open(cls, folder: Path, keys: KeyMap) -> Component:
+        """Reads headers: of the index's shards, or of the only file. Raises CheckpointError as ``read_index`` does."""
+        return cls(folder=folder, entries=read_index(folder, keys.is_read), keymap=keys)
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of what is read, as stored."""
         return sum(entry.num_bytes for entry in self.entries.values())
+
+    def check(self, module: nn.Module) -> None:
+        """Raises CheckpointError unless names and shapes are those of ``module``."""
+        loader.check(module, self.entries, self.keymap, self.folder)
+
+    def fill(self, module: M, device: torch.device, on_load: Progress | None) -> M:
+        """``module``, built on meta, with its weights, on ``device``."""
+        return loader.load(module, self.entries, self.keymap, self.folder, device, on_load)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +77,8 @@ class Checkpoint:
     audio_vae_config: AudioVAEConfig
     transformer: Component
     text_encoder: Component
-    video_vae: Component
-    audio_vae: Component
+    video_decoder: Component
+    audio_decoder: Component
 
     @classmethod
     def open(cls, root: Path, partition: Partition) -> Checkpoint:
@@ -83,29 +100,36 @@ class Checkpoint:
         shifts = release.get("sigma_shift_scales", {})
         transformer, text_encoder = folder / "transformer", folder / "text_encoder"
         video_vae, audio_vae = folder / "video_vae", folder / "audio_vae"
+        dit_config = DiTConfig.from_dict(
+            read_json(transformer / "config.json"), source=str(transformer / "config.json")
+        )
+        text_encoder_config = TextEncoderConfig.from_dict(
+            read_json(text_encoder / "config.json"),
+            source=str(text_encoder / "config.json"),
+            tap=release.get("text_encoder_tap"),
+        )
         checkpoint = cls(
             folder=folder,
             partition=partition,
             video_shift=float(shifts.get("video", DEFAULT_VIDEO_SHIFT)),
             audio_shift=float(shifts.get("audio", DEFAULT_AUDIO_SHIFT)),
-            dit_config=DiTConfig.from_dict(
-                read_json(transformer / "config.json"), source=str(transformer / "config.json")
-            ),
-            text_encoder_config=TextEncoderConfig.from_dict(
-                read_json(text_encoder / "config.json"),
-                source=str(text_encoder / "config.json"),
-                tap=release.get("text_encoder_tap"),
-            ),
+            dit_config=dit_config,
+            text_encoder_config=text_encoder_config,
             video_vae_config=VideoVAEConfig.from_dicts(
                 read_json(video_vae / "config.json"), read_json(video_vae / "source" / "config.json")
             ),
             audio_vae_config=AudioVAEConfig.from_dicts(
                 read_json(audio_vae / "config.json"), read_json(audio_vae / "metadata.json")
             ),
-            transformer=Component(folder=transformer, entries=read_index(transformer)),
-            text_encoder=Component(folder=text_encoder, entries=read_index(text_encoder)),
-            video_vae=_single_file(video_vae / "source"),
-            audio_vae=_single_file(audio_vae),
+            transformer=Component.open(
+                transformer, keymap.official_dit(dit_config.num_attention_heads, dit_config.attention_head_dim)
+            ),
+            text_encoder=Component.open(
+                text_encoder,
+                keymap.official_text_encoder(text_encoder_config.tap, text_encoder_config.num_file_layers),
+            ),
+            video_decoder=Component.open(video_vae / "source", keymap.half(("post_quant_conv.", "decoder."))),
+            audio_decoder=Component.open(audio_vae, keymap.half(("dec_in_proj.", "decoder."))),
         )
         checkpoint._check_sizes_fit()
         checkpoint._check_weights()
@@ -128,24 +152,10 @@ class Checkpoint:
 
     def _check_weights(self) -> None:
         """Names and shapes of every tensor that will be read."""
-        loader.check(self._new_dit(torch.bfloat16), self.transformer.entries, self._dit_keys, self.transformer.folder)
-        loader.check(
-            self._new_text_encoder(torch.bfloat16),
-            self.text_encoder.entries,
-            self._encoder_keys,
-            self.text_encoder.folder,
-        )
-        loader.check(self._new_video_decoder(), self.video_vae.entries, VIDEO_DECODER_KEYS, self.video_vae.folder)
-        loader.check(self._new_audio_decoder(), self.audio_vae.entries, AUDIO_DECODER_KEYS, self.audio_vae.folder)
-
-    @property
-    def _dit_keys(self) -> KeyMap:
-        return keymap.official_dit(self.dit_config.num_attention_heads, self.dit_config.attention_head_dim)
-
-    @property
-    def _encoder_keys(self) -> KeyMap:
-        config = self.text_encoder_config
-        return keymap.official_text_encoder(config.tap, config.num_file_layers)
+        self.transformer.check(self._new_dit(torch.bfloat16))
+        self.text_encoder.check(self._new_text_encoder(torch.bfloat16))
+        self.video_decoder.check(self._new_video_decoder())
+        self.audio_decoder.check(self._new_audio_decoder())
 
     def _new_dit(self, dtype: torch.dtype, attend: AttentionFn = sdpa) -> DiT:
         return loader.build(lambda: DiT(self.dit_config, attend), dtype)
@@ -167,15 +177,13 @@ class Checkpoint:
         on_load: Progress | None = None,
     ) -> DiT:
         """The DiT on ``device``, its attention computed by ``attend``."""
-        module = self._new_dit(dtype, attend)
-        return loader.load(module, self.transformer.entries, self._dit_keys, self.transformer.folder, device, on_load)
+        return self.transformer.fill(self._new_dit(dtype, attend), device, on_load)
 
     def load_text_encoder(
         self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
     ) -> TextEncoder:
         """The encoder up to its tap, on ``device``; shards that hold only later layers are not opened."""
-        module = self._new_text_encoder(dtype)
-        loader.load(module, self.text_encoder.entries, self._encoder_keys, self.text_encoder.folder, device, on_load)
+        module = self.text_encoder.fill(self._new_text_encoder(dtype), device, on_load)
         module.reset_rotary_frequencies(device)
         return module
 
@@ -187,14 +195,11 @@ class Checkpoint:
         self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
     ) -> VideoDecoder:
         """Decoder half of the video VAE, its matrix products in ``dtype``."""
-        module = self._new_video_decoder()
-        loader.load(module, self.video_vae.entries, VIDEO_DECODER_KEYS, self.video_vae.folder, device, on_load)
-        return module.to_compute_dtype(dtype)
+        return self.video_decoder.fill(self._new_video_decoder(), device, on_load).to_compute_dtype(dtype)
 
     def load_audio_decoder(self, device: torch.device, on_load: Progress | None = None) -> AudioDecoder:
         """Decoder half of the audio VAE, float32, weight norm folded."""
-        module = self._new_audio_decoder()
-        loader.load(module, self.audio_vae.entries, AUDIO_DECODER_KEYS, self.audio_vae.folder, device, on_load)
+        module = self.audio_decoder.fill(self._new_audio_decoder(), device, on_load)
         module.fold_weight_norm()
         return module
 
@@ -211,8 +216,3 @@ def partition_folder(root: Path, partition: Partition) -> Path:
     others = [other for other in PARTITIONS.values() if (root / other).is_dir()]
     found = f"it has only {others[0]}/" if others and name not in others else "it has no complete checkpoint"
     raise CheckpointError(f"{root} has no {name}/model_index.json ({found}); download the {name} folder of MiniMax-H3")
-
-
-def _single_file(folder: Path) -> Component:
-    file = folder / "model.safetensors"
-    return Component(folder=folder, entries=read_header(file))

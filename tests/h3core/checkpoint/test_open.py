@@ -55,6 +55,21 @@ def test_missing_shard_is_named(copy):
     assert "download" in message
 
 
+def test_shards_of_layers_behind_the_tap_need_not_be_there(copy):
+    folder = copy / "FL2VA/text_encoder"
+    index = folder / "model.safetensors.index.json"
+    kept = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        kept |= load_file(file)
+    dropped = {key: kept.pop(key) for key in list(kept) if ".layers.5." in key or key == "lm_head.weight"}
+    save_file(kept, folder / "model-00001-of-00002.safetensors")
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    weight_map = dict.fromkeys(kept, "model-00001-of-00002.safetensors")
+    weight_map |= dict.fromkeys(dropped, "model-00002-of-00002.safetensors")
+    edit_json(index, lambda values: values.update(weight_map=weight_map))
+    Checkpoint.open(copy, "fl2va").load_text_encoder(CPU, torch.bfloat16)
+
+
 @pytest.mark.parametrize("keep", [-1, 5000, 200, 4, 0])
 def test_truncated_shard_is_named(copy, keep):
     shard = copy / "FL2VA/transformer/model-00001-of-00003.safetensors"
