@@ -27,7 +27,7 @@ help:
 	@echo 'make test    everything that a CPU can check: ruff, mypy, pytest'
 	@echo 'make bench   benchmarks of the kernels and of the pipeline; JSON into benchmarks/results/'
 	@echo 'make env     only the environment that the others need'
-	@echo 'make clean   removes .cache/ and .venv/, not out/'
+	@echo 'make clean   removes .cache/, and .venv/ where make env made it; not out/'
 	@echo
 	@echo 'demo and serve:'
 	@echo '  MODEL=/dir           a checkpoint in the layout of the MiniMax H3 release; default: a tiny one that makes noise'
@@ -82,4 +82,5 @@ bench:
 	$(RUN) _bootstrap.py benchmarks.pipeline $(if $(MODEL),--checkpoint "$$MODEL")
 
 clean:
-	rm -rf .cache .venv
+	rm -rf .cache
+	[ ! -f .venv/h3-env.json ] || rm -rf .venv

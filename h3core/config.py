@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.kernels.dispatch import BACKENDS
 
 Partition = Literal["fl2va", "ref2va"]
 PARTITIONS: dict[Partition, str] = {"fl2va": "FL2VA", "ref2va": "Ref2VA"}  # the folder of each in a checkpoint
@@ -18,12 +19,12 @@ PRECISIONS = ("auto", "bfloat16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine on one device.
+    """One engine on one device. "auto" is resolved when the object is made, so equal engines are equal configurations.
 
     checkpoint: folder in the official layout (it holds FL2VA/ and Ref2VA/), or one of these two folders itself.
     partition: which of the two sets of weights. "fl2va" runs text to video and first/last frame, "ref2va" references.
-    device: "auto" (the first CUDA device, else the CPU), or a torch device.
-    precision: of the DiT and the text encoder. "auto" is the checkpoint's bfloat16 on a GPU and float32 on a CPU.
+    device: a torch device; "auto" is the first CUDA device, or the CPU where there is none.
+    precision: of the DiT and the text encoder; "auto" is the checkpoint's bfloat16 on a GPU and float32 on a CPU.
         float16 does not exist here: the residual stream of H3 leaves its range and the picture turns black.
     kernels: "auto" takes the Triton kernels where they can run; "triton" insists on them, "torch" never uses them.
 
@@ -37,7 +38,6 @@ class EngineConfig:
     kernels: str = "auto"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "checkpoint", Path(self.checkpoint))
         if self.partition not in PARTITIONS:
             raise RequestError(f"partition={self.partition!r} does not exist; use one of {', '.join(PARTITIONS)}")
         if self.precision in ("float16", "fp16", "half"):
@@ -47,41 +47,50 @@ class EngineConfig:
             )
         if self.precision not in PRECISIONS:
             raise RequestError(f"precision={self.precision!r} does not exist; use one of {', '.join(PRECISIONS)}")
-        if self.kernels not in ("auto", "triton", "torch"):
-            raise RequestError(f"kernels={self.kernels!r} does not exist; use auto, triton or torch")
-        self.torch_device()
+        if self.kernels not in BACKENDS:
+            raise RequestError(f"kernels={self.kernels!r} does not exist; use one of {', '.join(BACKENDS)}")
+        device = _resolve_device(self.device)
+        object.__setattr__(self, "checkpoint", Path(self.checkpoint))
+        object.__setattr__(self, "device", str(device))
+        if self.precision == "auto":
+            object.__setattr__(self, "precision", "float32" if device.type == "cpu" else "bfloat16")
 
     @classmethod
     def from_env(cls, **settings) -> EngineConfig:
         """The configuration with the debugging override H3_KERNELS (auto, triton, torch) taken from the environment."""
         return cls(kernels=os.environ.get("H3_KERNELS", "auto"), **settings)
 
+    @property
     def torch_device(self) -> torch.device:
-        """The device, with "auto" resolved. Raises RequestError when it is not on this machine."""
-        if self.device == "auto":
-            return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise RequestError(f"device={self.device!r} is not a device; use auto, cpu or cuda:N") from error
-        if device.type == "cuda":
-            index = device.index or 0
-            if index >= torch.cuda.device_count():
-                raise RequestError(
-                    f"device={self.device!r} is not here: {torch.cuda.device_count()} CUDA devices found; "
-                    "use auto, cpu or a smaller number"
-                )
-            return torch.device("cuda", index)
-        if device.type != "cpu":
-            raise RequestError(f"device={self.device!r} is not supported; use auto, cpu or cuda:N")
-        return device
+        return torch.device(self.device)
 
+    @property
     def torch_dtype(self) -> torch.dtype:
-        """dtype of the DiT and the text encoder, with "auto" resolved."""
-        if self.precision == "auto":
-            return torch.float32 if self.torch_device().type == "cpu" else torch.bfloat16
+        """dtype of the DiT and the text encoder."""
         return getattr(torch, self.precision)
 
+    @property
     def vae_dtype(self) -> torch.dtype:
         """dtype of the video decoder's matrix products: float16 on a GPU, as the release runs it, else float32."""
-        return torch.float32 if self.torch_device().type == "cpu" else torch.float16
+        return torch.float32 if self.torch_device.type == "cpu" else torch.float16
+
+
+def _resolve_device(name: str) -> torch.device:
+    """The device, with "auto" and a missing number resolved. Raises RequestError when it is not on this machine."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RequestError(f"device={name!r} is not a device; use auto, cpu or cuda:N") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise RequestError(f"device={name!r} is not supported; use auto, cpu or cuda:N")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise RequestError(
+            f"device={name!r} is not here: {torch.cuda.device_count()} CUDA devices found; "
+            "use auto, cpu or a smaller number"
+        )
+    return torch.device("cuda", index)

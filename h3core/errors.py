@@ -1,5 +1,7 @@
 """Errors a user can act on. A message says what was asked, what is allowed and what to do, in its first line."""
 
+import torch
+
 
 class H3Error(Exception):
     """Base of every error the user can act on."""
@@ -13,8 +15,11 @@ class CheckpointError(H3Error):
     """A checkpoint that cannot be used: names the file, the keys, and the wanted and found shapes."""
 
 
-class DeviceMemoryError(H3Error):
-    """A stage that does not fit on its device; what earlier stages gave is not lost."""
+class DeviceMemoryError(H3Error, torch.OutOfMemoryError):
+    """A stage that does not fit on its device; what earlier stages gave is not lost.
+
+    Also PyTorch's own error: a host frees its models when it sees one.
+    """
 
 
 class OutputError(H3Error):

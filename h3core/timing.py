@@ -29,10 +29,6 @@ class Timings:
         """Both, without counting a stage twice that both results share (video and audio of one sampling)."""
         return Timings(self.stages + tuple(stage for stage in other.stages if stage not in self.stages))
 
-    def seconds(self, name: str) -> float:
-        """Seconds of the stages called ``name``; 0.0 when there is none."""
-        return sum(stage.seconds for stage in self.stages if stage.name == name)
-
 
 class StageTimer:
     """Collects the stages of one call: ``with timer.stage("sample", num_units=49): ...``."""

@@ -19,10 +19,7 @@ log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "triton", "torch")
 
-# The process-wide setting is a plain variable, as a host runs nodes in threads of its own, and a new thread does not
-# inherit context variables. The override is a context variable, so that it ends at the border of its thread.
-_process_backend = "auto"
-_override: ContextVar[str | None] = ContextVar("comfyui_h3_kernel_backend", default=None)
+_backend: ContextVar[str] = ContextVar("comfyui_h3_kernel_backend", default="auto")  # ends at its thread's border
 _logged: set[tuple[str, str]] = set()
 
 
@@ -30,25 +27,19 @@ class BackendError(RuntimeError):
     """The backend that was asked for cannot run this call; the message says why."""
 
 
-def set_backend(name: str) -> None:
-    """Set the backend of every thread of this process: ``auto`` (Triton where it can run), ``triton`` or ``torch``."""
-    global _process_backend
-    _process_backend = _checked(name)
-
-
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Within the block, and in this thread only, use this backend in place of the one of the process."""
-    token = _override.set(_checked(name))
+    """Within the block, and in this thread only: ``auto`` (Triton where it can run), ``triton`` or ``torch``."""
+    token = _backend.set(_checked(name))
     try:
         yield
     finally:
-        _override.reset(token)
+        _backend.reset(token)
 
 
 def current_backend() -> str:
     """The backend in force in this thread."""
-    return _override.get() or _process_backend
+    return _backend.get()
 
 
 def use_triton(op: str, device: torch.device, problem: str | None) -> bool:

@@ -4,6 +4,7 @@ from comfy_api.latest import io
 
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.audio import H3Audio
+from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Engine, H3Latents
 
@@ -29,6 +30,7 @@ class H3DecodeAudio(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latents) -> io.NodeOutput:
+        make_room(engine, "decode_audio", latents.request)
         on_load, on_progress = LoadProgress("the audio decoder"), HostProgress("Decoding audio")
         on_progress(0, 1)  # one piece of work; this is where Cancel is seen
         audio = engine.decode_audio(latents, on_load=on_load)

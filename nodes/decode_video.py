@@ -4,6 +4,7 @@ from comfy_api.latest import io
 
 from comfyui_h3.nodes import audio as host_audio
 from comfyui_h3.nodes._compat import make
+from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Engine, H3Latents
 from comfyui_h3.nodes.video import H3Video
@@ -36,6 +37,7 @@ class H3DecodeVideo(io.ComfyNode):
     @classmethod
     def execute(cls, engine, latents, audio=None) -> io.NodeOutput:
         sound = None if audio is None else host_audio.from_host(audio)
+        make_room(engine, "decode_video", latents.request)
         on_load, on_progress = LoadProgress("the video decoder"), HostProgress("Decoding video")
         frames = engine.decode_video(latents, on_progress=on_progress, on_load=on_load)
         return io.NodeOutput(H3Video(frames, sound))

@@ -2,11 +2,13 @@
 
 from comfy_api.latest import io
 
-from comfyui_h3.h3core.media.canvas import FPS, MAX_FRAMES, MAX_SIDE, MIN_FRAMES, SIDE_MULTIPLE, align_num_frames
+from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.media.canvas import FPS, MAX_FRAMES, MAX_SIDE, MIN_FRAMES, SIDE_MULTIPLE
 from comfyui_h3.h3core.request import DEFAULT_NUM_FRAMES
 from comfyui_h3.h3core.types import Request
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.checks import judge_prompt
+from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Conditioning, H3Engine, H3Media
 
@@ -18,7 +20,6 @@ class H3EncodePrompt(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        most = align_num_frames(MAX_FRAMES) - 17
         return make(
             io.Schema,
             node_id="H3EncodePrompt",
@@ -55,10 +56,10 @@ class H3EncodePrompt(io.ComfyNode):
                     "frames",
                     default=DEFAULT_NUM_FRAMES,
                     min=MIN_FRAMES,
-                    max=most,
+                    max=MAX_FRAMES,
                     step=17,
-                    tooltip=f"Length in frames at {FPS} per second: 17k + 5 from {MIN_FRAMES} to {most}. 124 is 5.2 s, "
-                    "243 is 10.1 s. Trained on 107 to 362 (4 to 15 s).",
+                    tooltip=f"Length in frames at {FPS} per second: 17k + 5 from {MIN_FRAMES} to {MAX_FRAMES}. "
+                    "124 is 5.2 s, 243 is 10.1 s. Trained on 107 to 362 (4 to 15 s).",
                 ),
                 H3Media.Input("media", optional=True, tooltip="Pictures, clips and sounds that the prompt refers to."),
             ],
@@ -71,6 +72,9 @@ class H3EncodePrompt(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, prompt, width, height, frames, media=None) -> io.NodeOutput:
+        if media is not None:
+            raise RequestError("media is connected, and this version makes video from text alone; disconnect it")
         request = Request(prompt=prompt, width=width, height=height, num_frames=frames)
+        make_room(engine, "encode")
         on_load, on_progress = LoadProgress("the text encoder"), HostProgress("Encoding the prompt")
         return io.NodeOutput(engine.encode(request, on_progress=on_progress, on_load=on_load))

@@ -13,6 +13,7 @@ from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.registry import get_engine
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.checks import verdict
+from comfyui_h3.nodes.memory import host_device
 from comfyui_h3.nodes.models import (
     FOLDER,
     NONE_FOUND,
@@ -54,7 +55,7 @@ class H3LoadModel(io.ComfyNode):
                     "device",
                     options=["auto", "cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))],
                     default="auto",
-                    tooltip="auto: the first CUDA device, or the CPU where there is none.",
+                    tooltip="auto: the device that the host works on.",
                     advanced=True,
                 ),
                 make(
@@ -74,7 +75,10 @@ class H3LoadModel(io.ComfyNode):
     def validate_inputs(cls, model=None, weights=None, device=None, precision=None) -> bool | str:
         return verdict(
             lambda: EngineConfig(
-                checkpoint=Path(), partition=weights or "fl2va", device=device or "auto", precision=precision or "auto"
+                checkpoint=Path(),
+                partition=weights or "fl2va",
+                device=host_device(device or "auto"),
+                precision=precision or "auto",
             ),
             lambda: model is None or checkpoint_folder(model, weights),
         )
@@ -88,7 +92,7 @@ class H3LoadModel(io.ComfyNode):
     def execute(cls, model, weights, device, precision) -> io.NodeOutput:
         folder = checkpoint_folder(model, weights)
         engine = get_engine(
-            EngineConfig.from_env(checkpoint=folder, partition=weights, device=device, precision=precision)
+            EngineConfig.from_env(checkpoint=folder, partition=weights, device=host_device(device), precision=precision)
         )
         show_text(engine.describe())
         return io.NodeOutput(engine)

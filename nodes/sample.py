@@ -5,6 +5,7 @@ from comfy_api.latest import io
 from comfyui_h3.h3core.request import DEFAULT_SEED, MAX_SEED, MAX_SIGMA_POINTS
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.checks import judge_sampling
+from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Conditioning, H3Engine, H3Latents
 
@@ -50,6 +51,7 @@ class H3SampleDiT(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, conditioning, seed, sigma_points) -> io.NodeOutput:
+        make_room(engine, "sample", conditioning.request)
         on_load, on_step = LoadProgress("the transformer"), HostProgress("Sampling")
         latents = engine.sample(conditioning, seed=seed, sigma_points=sigma_points, on_step=on_step, on_load=on_load)
         return io.NodeOutput(latents)

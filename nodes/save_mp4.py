@@ -9,7 +9,7 @@ from comfy.cli_args import args
 from comfy_api.latest import io
 
 from comfyui_h3.h3core.errors import OutputError, RequestError
-from comfyui_h3.h3core.media.mp4 import CRF_MAX, CRF_MIN, PRESETS, write_mp4
+from comfyui_h3.h3core.media.mp4 import CRF_MAX, CRF_MIN, DEFAULT_CRF, DEFAULT_PRESET, PRESETS, write_mp4
 from comfyui_h3.nodes import audio as host_audio
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.checks import verdict
@@ -45,7 +45,7 @@ class H3SaveMP4(io.ComfyNode):
                 make(
                     io.Int.Input,
                     "crf",
-                    default=18,
+                    default=DEFAULT_CRF,
                     min=CRF_MIN,
                     max=CRF_MAX,
                     tooltip=f"Quality, {CRF_MIN} (lossless, which few players show) to {CRF_MAX} (smallest file). "
@@ -56,7 +56,7 @@ class H3SaveMP4(io.ComfyNode):
                     io.Combo.Input,
                     "preset",
                     options=list(PRESETS),
-                    default="fast",
+                    default=DEFAULT_PRESET,
                     tooltip="Speed of the encoder: slower ones make smaller files of the same quality.",
                     advanced=True,
                 ),

@@ -1,6 +1,7 @@
 """Our frames and the host's VIDEO, in both directions."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -8,14 +9,11 @@ from typing import Any, BinaryIO
 
 import torch
 from comfy_api.latest import Input, InputImpl, Types
-from torch import Tensor
 
-from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.media.frames import images_to_uint8
 from comfyui_h3.h3core.media.mp4 import write_mp4, write_mp4_stream
 from comfyui_h3.h3core.types import Audio, Frames
 from comfyui_h3.nodes import audio as host_audio
-
-FLOAT_FRAMES = 16  # frames of a float clip that are rounded at a time: 200 MB of scratch at 1344x768
 
 
 class H3Video(Input.Video):
@@ -46,7 +44,7 @@ class H3Video(Input.Video):
             floats.save_to(path, format=format, codec=codec, metadata=metadata, **options)
             return
         tags = {name: json.dumps(value) for name, value in (metadata or {}).items()}
-        if isinstance(path, str):
+        if isinstance(path, str | os.PathLike):
             write_mp4(path, self.frames, self.audio, metadata=tags)
         else:
             write_mp4_stream(path, self.frames, self.audio, metadata=tags)
@@ -97,23 +95,7 @@ def from_host(video: Input.Video) -> tuple[Frames, Audio | None]:
         return video.frames, video.audio
     components = video.get_components()
     sound = None if components.audio is None else host_audio.from_host(components.audio)
-    return Frames(pixels=to_uint8(components.images), fps=Fraction(components.frame_rate)), sound
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    """(F, H, W, C) floats in [0, 1] -> (F, H, W, 3) uint8, rounded and clipped; one channel becomes three, alpha goes.
-
-    Raises RequestError for images that are not finite: the codec would turn them into arbitrary colours.
-    """
-    if images.shape[-1] == 1:
-        images = images.expand(-1, -1, -1, 3)
-    pixels = torch.empty((*images.shape[:3], 3), dtype=torch.uint8)
-    for start in range(0, len(images), FLOAT_FRAMES):
-        part = images[start : start + FLOAT_FRAMES, ..., :3].to("cpu", torch.float32)
-        if not torch.isfinite(part).all():
-            raise RequestError(f"the video holds NaN or Inf in its frames {start} to {start + len(part) - 1}")
-        pixels[start : start + len(part)] = (part * 255).round_().clamp_(0, 255)
-    return pixels
+    return Frames(pixels=images_to_uint8(components.images), fps=Fraction(components.frame_rate)), sound
 
 
 def _is_default(name: str, value: Any) -> bool:

@@ -52,8 +52,8 @@ def tiny_engine(tiny_h3):
 
 @pytest.fixture(scope="session")
 def official_data() -> Path:
-    """Config files and vocabulary of the released checkpoint, which are not part of this project."""
-    folder = Path(__file__).parents[2] / "shared" / "data" / "official"
+    """Config files and vocabulary of the released checkpoint (FL2VA/, Ref2VA/), which are not part of this project."""
+    folder = Path(os.environ.get("H3_OFFICIAL_DATA") or Path(__file__).parents[2] / "shared" / "data" / "official")
     if not folder.is_dir():
-        pytest.skip("the released checkpoint's config files are not on this machine (../shared/data/official)")
+        pytest.skip("set H3_OFFICIAL_DATA to a folder with the config files of the released checkpoint")
     return folder

@@ -105,7 +105,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def read_index(folder: Path, wanted: Callable[[str], bool] = lambda key: True) -> Mapping[str, TensorEntry]:
+def read_index(folder: Path, wanted: Callable[[str], bool]) -> Mapping[str, TensorEntry]:
     """Tensors of one component: ``*.safetensors.index.json`` with its shards, or the only ``.safetensors`` file.
 
     wanted: keys that will be read; shards that hold none of them need not be there.
@@ -152,21 +152,22 @@ def _read_sharded(folder: Path, index: Path, wanted: Callable[[str], bool]) -> d
     absent = [shard for shard in shards if not (folder / shard).is_file()]
     if absent:
         raise CheckpointError(
-            f"{folder} lacks {len(absent)} of {len(shards)} shards: {_some(absent)}; download the missing files"
+            f"{folder} lacks {len(absent)} of {len(shards)} shards: {some_of(absent)}; download the missing files"
         )
     headers = {shard: read_header(folder / shard) for shard in shards}
     unknown = sorted(name for name, shard in weight_map.items() if name not in headers[shard])
     if unknown:
         raise CheckpointError(
-            f"{index} promises {_some(unknown)}, which {weight_map[unknown[0]]} does not hold; "
+            f"{index} promises {some_of(unknown)}, which {weight_map[unknown[0]]} does not hold; "
             "index and shards are of different downloads"
         )
     return {name: headers[shard][name] for name, shard in weight_map.items()}
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def some_of(names: list[str], most: int = 3) -> str:
+    """The first names and the number of the others, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _names(paths: list[Path]) -> str:
-    return _some([path.name for path in paths])
+    return some_of([path.name for path in paths])

@@ -1,6 +1,7 @@
 """Which tensor of a file is which parameter, and how its rows are turned on the way, as tables.
 
-Modules carry the official key names, so an official file needs a rule only where rows are stored in another order.
+Modules carry the official key names, so an official file needs a rule only for keys that are not read, and where rows
+are stored in another order.
 """
 
 from __future__ import annotations
@@ -18,25 +19,19 @@ RowOrder = Callable[[Tensor], Tensor]
 class KeyMap:
     """How one layout of one component reads.
 
-    strip: prefix of the file's keys that the module does not have. skip: keys (after stripping) that are never read.
+    skip: keys that are never read; all others are names of parameters.
     rows: pattern of a key -> how its rows are reordered, first match wins.
     """
 
-    strip: str = ""
     skip: re.Pattern[str] | None = None
     rows: tuple[tuple[re.Pattern[str], RowOrder], ...] = ()
 
-    def parameter(self, key: str) -> str | None:
-        """Name of the parameter behind a file's key, None for one that is not read."""
-        name = key.removeprefix(self.strip)
-        return None if self.skip and self.skip.fullmatch(name) else name
-
     def is_read(self, key: str) -> bool:
-        return self.parameter(key) is not None
+        return not (self.skip and self.skip.fullmatch(key))
 
-    def order(self, name: str) -> RowOrder | None:
+    def order(self, key: str) -> RowOrder | None:
         """Row order of a parameter; None when the file's is the module's."""
-        return next((order for pattern, order in self.rows if pattern.fullmatch(name)), None)
+        return next((order for pattern, order in self.rows if pattern.fullmatch(key)), None)
 
 
 def stack_qkv(num_heads: int, head_dim: int) -> RowOrder:
@@ -57,8 +52,7 @@ def official_text_encoder(tap: int, num_file_layers: int) -> KeyMap:
     """The release's Qwen3-VL: layers from the tap on, the final norm and the language head are never read."""
     dropped = "|".join(str(layer) for layer in range(tap, num_file_layers)) or "none"
     return KeyMap(
-        strip="model.",
-        skip=re.compile(rf"lm_head\.weight|language_model\.norm\.weight|language_model\.layers\.({dropped})\..*"),
+        skip=re.compile(rf"lm_head\.weight|model\.language_model\.(norm\.weight|layers\.({dropped})\..*)"),
     )
 
 

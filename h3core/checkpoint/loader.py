@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from comfyui_h3.h3core.checkpoint.index import TensorEntry
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, some_of
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.types import Progress
@@ -38,27 +38,30 @@ def materialize(module: M, value: Callable[[str, Tensor], Tensor]) -> M:
     return module
 
 
-def check(module: nn.Module, entries: Mapping[str, TensorEntry], keymap: KeyMap, source: Path) -> dict[str, str]:
-    """File key of every parameter of ``module``, in the order of the file.
+def check(module: nn.Module, entries: Mapping[str, TensorEntry], source: Path) -> None:
+    """Compares names, shapes and dtypes of a module made by ``build`` with those of the files. Reads no weights.
 
-    Raises CheckpointError naming keys and shapes when one is missing, unknown, or of another shape. Reads no weights.
+    Raises CheckpointError naming keys, shapes and dtypes when a tensor is missing, unknown, of another shape, or stored
+    in a dtype that cannot hold it: float32 parts must be float32, and nothing of H3 fits float16.
     """
-    wanted = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    found = {name: key for key in entries if (name := keymap.parameter(key)) is not None}
-    for problem, names in (("lacks", wanted.keys() - found.keys()), ("has unknown", found.keys() - wanted.keys())):
+    wanted = module.state_dict()
+    for problem, names in (("lacks", wanted.keys() - entries.keys()), ("has unknown", entries.keys() - wanted.keys())):
         if names:
-            some = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise CheckpointError(f"{source} {problem} {some}; its weights and its config are not of one checkpoint")
-    for name, key in found.items():
-        if tuple(wanted[name]) != entries[key].shape:
             raise CheckpointError(
-                f"{source}: {key} has the shape {list(entries[key].shape)}, the config wants {list(wanted[name])}"
+                f"{source} {problem} {some_of(sorted(names))}; its weights and its config are not of one checkpoint"
             )
-        if not entries[key].dtype.is_floating_point or entries[key].dtype.itemsize < 2:
+    float32 = getattr(module, "FLOAT32", ())
+    for name, entry in entries.items():
+        if tuple(wanted[name].shape) != entry.shape:
             raise CheckpointError(
-                f"{source}: {key} is stored as {entries[key].dtype}; this version reads bfloat16, float16 and float32"
+                f"{source}: {name} has the shape {list(entry.shape)}, the config wants {list(wanted[name].shape)}"
             )
-    return found
+        allowed = (torch.float32,) if name.startswith(float32) else (torch.bfloat16, torch.float32)
+        if entry.dtype not in allowed:
+            raise CheckpointError(
+                f"{source}: {name} is stored as {_dtype(entry.dtype)}; "
+                f"this version reads {' and '.join(map(_dtype, allowed))} there"
+            )
 
 
 def load(
@@ -74,27 +77,37 @@ def load(
     At no time is more than one tensor held twice. ``on_load`` counts bytes of the files; what it raises ends the load.
     Raises CheckpointError as ``check`` does, or when a file changes.
     """
-    keys_of_file: dict[Path, list[tuple[str, str]]] = defaultdict(list)
-    for name, key in check(module, entries, keymap, source).items():
-        keys_of_file[entries[key].file].append((name, key))
+    check(module, entries, source)
+    names_of_file: dict[Path, list[str]] = defaultdict(list)
+    for name, entry in entries.items():
+        names_of_file[entry.file].append(name)
     dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-    done, total = 0, sum(entries[key].num_bytes for names in keys_of_file.values() for _, key in names)
+    done, total = 0, sum(entry.num_bytes for entry in entries.values())
     if on_load is not None:
         on_load(done, total)
-    for file, names in keys_of_file.items():
+    for file, names in names_of_file.items():
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name, key in names:
+                for name in names:
                     # A copy always: safetensors hands out views of the mapped file, which may be replaced on disk.
-                    tensor = tensors.get_tensor(key).to(device=device, dtype=dtypes[name], copy=True)
+                    tensor = tensors.get_tensor(name).to(device=device, dtype=dtypes[name], copy=True)
                     order = keymap.order(name)
                     _assign(module, name, tensor if order is None else order(tensor).contiguous())
-                    done += entries[key].num_bytes
+                    done += entries[name].num_bytes
                     if on_load is not None:
                         on_load(done, total)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
     return module
+
+
+def num_bytes(module: nn.Module) -> int:
+    """Bytes of a module's tensors, on meta too."""
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:

@@ -21,9 +21,9 @@ from comfyui_h3.h3core.config import PARTITIONS, Partition
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
-from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
+from comfyui_h3.h3core.models.fields import is_positive
 from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
 from comfyui_h3.h3core.models.text_encoder.encoder import TextEncoder
 from comfyui_h3.h3core.models.text_encoder.template import Presenter
@@ -31,7 +31,7 @@ from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
 from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder
 from comfyui_h3.h3core.types import Progress
 
-DEFAULT_VIDEO_SHIFT, DEFAULT_AUDIO_SHIFT = 12.0, 3.0  # of the release, where model_index.json has none
+RELEASE_SHIFTS = {"video": 12.0, "audio": 3.0}  # where model_index.json has none
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -56,7 +56,7 @@ class Component:
 
     def check(self, module: nn.Module) -> None:
         """Raises CheckpointError unless names and shapes are those of ``module``."""
-        loader.check(module, self.entries, self.keymap, self.folder)
+        loader.check(module, self.entries, self.folder)
 
     def fill(self, module: M, device: torch.device, on_load: Progress | None) -> M:
         """``module``, built on meta, with its weights, on ``device``."""
@@ -97,7 +97,11 @@ class Checkpoint:
                 f"{folder} holds the {release.get('partition')!r} weights, but {partition!r} was asked for; "
                 "choose the other weights, or the other folder"
             )
-        shifts = release.get("sigma_shift_scales", {})
+        shifts = release.get("sigma_shift_scales", RELEASE_SHIFTS)
+        if not isinstance(shifts, dict) or not all(is_positive(shifts.get(stream)) for stream in RELEASE_SHIFTS):
+            raise CheckpointError(
+                f"{folder / 'model_index.json'}: sigma_shift_scales={shifts!r} is not like {RELEASE_SHIFTS}"
+            )
         transformer, text_encoder = folder / "transformer", folder / "text_encoder"
         video_vae, audio_vae = folder / "video_vae", folder / "audio_vae"
         dit_config = DiTConfig.from_dict(
@@ -111,8 +115,8 @@ class Checkpoint:
         checkpoint = cls(
             folder=folder,
             partition=partition,
-            video_shift=float(shifts.get("video", DEFAULT_VIDEO_SHIFT)),
-            audio_shift=float(shifts.get("audio", DEFAULT_AUDIO_SHIFT)),
+            video_shift=float(shifts["video"]),
+            audio_shift=float(shifts["audio"]),
             dit_config=dit_config,
             text_encoder_config=text_encoder_config,
             video_vae_config=VideoVAEConfig.from_dicts(
@@ -152,38 +156,44 @@ class Checkpoint:
 
     def _check_weights(self) -> None:
         """Names and shapes of every tensor that will be read."""
-        self.transformer.check(self._new_dit(torch.bfloat16))
-        self.text_encoder.check(self._new_text_encoder(torch.bfloat16))
-        self.video_decoder.check(self._new_video_decoder())
-        self.audio_decoder.check(self._new_audio_decoder())
+        self.transformer.check(self.new_dit(torch.bfloat16))
+        self.text_encoder.check(self.new_text_encoder(torch.bfloat16))
+        self.video_decoder.check(self.new_video_decoder(torch.float32))
+        self.audio_decoder.check(self.new_audio_decoder())
 
-    def _new_dit(self, dtype: torch.dtype, attend: AttentionFn = sdpa) -> DiT:
-        return loader.build(lambda: DiT(self.dit_config, attend), dtype)
+    def new_dit(self, dtype: torch.dtype) -> DiT:
+        """The DiT on meta."""
+        return loader.build(lambda: DiT(self.dit_config), dtype)
 
-    def _new_text_encoder(self, dtype: torch.dtype) -> TextEncoder:
-        return loader.build(lambda: TextEncoder(self.text_encoder_config), dtype)
+    def new_text_encoder(self, dtype: torch.dtype) -> TextEncoder:
+        """The encoder up to its tap, on meta."""
+        try:
+            return loader.build(lambda: TextEncoder(self.text_encoder_config), dtype)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            # transformers builds it, and says of an impossible size whatever Python says where it first hurts.
+            raise CheckpointError(
+                f"{self.text_encoder.folder / 'config.json'} is not a config transformers can build ({error!r}); "
+                "take the file of the release"
+            ) from error
 
-    def _new_video_decoder(self) -> VideoDecoder:
-        return loader.build(lambda: VideoDecoder(self.video_vae_config), torch.float32)
+    def new_video_decoder(self, dtype: torch.dtype) -> VideoDecoder:
+        """Decoder half of the video VAE on meta, its matrix products in ``dtype``."""
+        module = loader.build(lambda: VideoDecoder(self.video_vae_config), torch.float32)
+        return module.to_compute_dtype(dtype)
 
-    def _new_audio_decoder(self) -> AudioDecoder:
+    def new_audio_decoder(self) -> AudioDecoder:
+        """Decoder half of the audio VAE on meta, float32."""
         return loader.build(lambda: AudioDecoder(self.audio_vae_config), torch.float32)
 
-    def load_dit(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        attend: AttentionFn = sdpa,
-        on_load: Progress | None = None,
-    ) -> DiT:
-        """The DiT on ``device``, its attention computed by ``attend``."""
-        return self.transformer.fill(self._new_dit(dtype, attend), device, on_load)
+    def load_dit(self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None) -> DiT:
+        """The DiT on ``device``."""
+        return self.transformer.fill(self.new_dit(dtype), device, on_load)
 
     def load_text_encoder(
         self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
     ) -> TextEncoder:
         """The encoder up to its tap, on ``device``; shards that hold only later layers are not opened."""
-        module = self.text_encoder.fill(self._new_text_encoder(dtype), device, on_load)
+        module = self.text_encoder.fill(self.new_text_encoder(dtype), device, on_load)
         module.reset_rotary_frequencies(device)
         return module
 
@@ -195,11 +205,11 @@ class Checkpoint:
         self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
     ) -> VideoDecoder:
         """Decoder half of the video VAE, its matrix products in ``dtype``."""
-        return self.video_decoder.fill(self._new_video_decoder(), device, on_load).to_compute_dtype(dtype)
+        return self.video_decoder.fill(self.new_video_decoder(dtype), device, on_load)
 
     def load_audio_decoder(self, device: torch.device, on_load: Progress | None = None) -> AudioDecoder:
         """Decoder half of the audio VAE, float32, weight norm folded."""
-        module = self.audio_decoder.fill(self._new_audio_decoder(), device, on_load)
+        module = self.audio_decoder.fill(self.new_audio_decoder(), device, on_load)
         module.fold_weight_norm()
         return module
 

@@ -10,7 +10,7 @@ FPS = 24
 AUDIO_LATENTS_PER_SECOND = 40
 SIDE_MULTIPLE = 32  # 16 pixels per latent, 2 latents per patch
 MIN_FRAMES = 5
-MAX_FRAMES = 3600  # 150 s: far past what the model was trained for, near what positions and memory allow
+MAX_FRAMES = 3592  # 150 s, and 17k + 5: far past what the model was trained for, near what memory allows
 MAX_SIDE = 4096
 TRAINED_FRAMES = range(107, 363)  # 4 s to 15 s
 AREA_CAP = 768 * 1344
@@ -48,14 +48,13 @@ def align_num_frames(num_frames: int) -> int:
 
 
 def check_num_frames(num_frames: int) -> None:
-    """Raises RequestError, naming the nearest legal counts, when ``num_frames`` is not 17k + 5 in 5..3600."""
+    """Raises RequestError, naming the nearest legal counts, when ``num_frames`` is not 17k + 5 in 5..3592."""
     if not isinstance(num_frames, int) or isinstance(num_frames, bool):
         raise RequestError(f"frames={num_frames!r} is not a whole number; use 17k + 5, for example 124 (5.17 s)")
     if num_frames < MIN_FRAMES:
         raise RequestError(f"frames={num_frames} is too few; use {MIN_FRAMES} or more, in steps of 17 (5, 22, 39, ...)")
     if num_frames > MAX_FRAMES:
-        most = align_num_frames(MAX_FRAMES) - 17
-        raise RequestError(f"frames={num_frames} is more than {MAX_FRAMES}; use {most} ({most / FPS:.1f} s) or less")
+        raise RequestError(f"frames={num_frames} is too many; use {MAX_FRAMES} ({MAX_FRAMES / FPS:.1f} s) or less")
     upper = align_num_frames(num_frames)
     if upper != num_frames:
         raise RequestError(f"frames={num_frames} is not 17k + 5; use {upper - 17} or {upper}")

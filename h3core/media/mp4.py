@@ -11,7 +11,7 @@ import secrets
 import stat
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +30,8 @@ from comfyui_h3.h3core.types import Audio, Frames, Mp4, Progress
 
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium")
 CRF_MIN, CRF_MAX = 0, 51
+DEFAULT_CRF, DEFAULT_PRESET = 18, "fast"
+MAX_RATE_DENOMINATOR = 10_000  # 24000/1001 stays; a float such as 23.976 is a ratio that no container can hold
 AUDIO_BIT_RATE = 192_000  # the native AAC encoder: 49.6 dB on a chirp; its default of 128k gives 27.8 dB
 AUDIO_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)  # AAC's own
 AUDIO_PIECE = 1024  # samples: one AAC frame
@@ -42,8 +44,8 @@ def write_mp4(
     audio: Audio | None,
     *,
     metadata: Mapping[str, str] | None = None,
-    crf: int = 18,
-    preset: str = "fast",
+    crf: int = DEFAULT_CRF,
+    preset: str = DEFAULT_PRESET,
     on_progress: Progress | None = None,
 ) -> Mp4:
     """The finished file at ``path``; a file that was there is replaced at the very end.
@@ -58,6 +60,7 @@ def write_mp4(
     """
     check_options(crf, preset)
     waveform = _check_media(frames, audio)
+    frames = _with_usable_rate(frames)
     path = Path(path).absolute()
     timer = StageTimer(torch.device("cpu"))
     options = _Options(crf=crf, preset=preset, metadata=dict(metadata or {}), faststart=True)
@@ -85,12 +88,13 @@ def write_mp4_stream(
     audio: Audio | None,
     *,
     metadata: Mapping[str, str] | None = None,
-    crf: int = 18,
-    preset: str = "fast",
+    crf: int = DEFAULT_CRF,
+    preset: str = DEFAULT_PRESET,
 ) -> None:
     """As ``write_mp4``, into an open binary stream that can seek. Its index is at the end of the file."""
     check_options(crf, preset)
     waveform = _check_media(frames, audio)
+    frames = _with_usable_rate(frames)
     # Moving the index to the start needs a file that FFmpeg can open again by its name.
     options = _Options(crf=crf, preset=preset, metadata=dict(metadata or {}), faststart=False)
     try:
@@ -121,6 +125,10 @@ def _check_media(frames: Frames, audio: Audio | None) -> np.ndarray | None:
     if frames.fps <= 0:
         raise OutputError(f"{frames.fps} frames per second is not possible; it must be above 0")
     return None if audio is None else _check_samples(audio.samples, audio.sample_rate)
+
+
+def _with_usable_rate(frames: Frames) -> Frames:
+    return replace(frames, fps=Fraction(frames.fps).limit_denominator(MAX_RATE_DENOMINATOR))
 
 
 def _check_samples(samples: Tensor, sample_rate: int) -> np.ndarray:

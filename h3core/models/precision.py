@@ -27,6 +27,9 @@ def exact_fp32(*, cudnn: bool = True) -> Iterator[None]:
         (backend.conv, "fp32_precision", "ieee") if has_both else (backend, "allow_tf32", False),
     ]
     before = [(owner, name, _read(owner, name)) for owner, name, _ in settings]
+    if hasattr(matmul, "allow_fp16_accumulation"):  # a host's "fast" mode; the video decoder's products are float16
+        settings.append((matmul, "allow_fp16_accumulation", False))
+        before.append((matmul, "allow_fp16_accumulation", matmul.allow_fp16_accumulation))
     if has_both:
         before.append((matmul, "fp32_precision", matmul.fp32_precision))
     try:

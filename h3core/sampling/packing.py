@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from comfyui_h3.h3core.models.dit.config import PATCH
 from comfyui_h3.h3core.types import AUDIO, VIDEO, ResolvedRequest
 
-PATCH = 2  # latents per patch, in both directions of a frame
 _LATENT_SPANS = (1, 4, 4, 4, 4)  # pixel frames behind each latent frame, repeating
 _UNITS_PER_FRAME = 5.0 / 3.0
 
@@ -64,16 +64,21 @@ class PackedSequence:
         return timesteps, index
 
 
-def pack_text_to_video(request: ResolvedRequest, text_modality: Tensor) -> PackedSequence:
-    """The sequence of a request without conditions. text_modality: (L,) int32, 1 text, 0 rows of a vision block."""
-    num_text = len(text_modality)
-    height, width = request.latent_height // PATCH, request.latent_width // PATCH
-    layout = PackedLayout(
+def text_to_video_layout(request: ResolvedRequest, num_text: int) -> PackedLayout:
+    """Rows of a request without conditions."""
+    rows_per_frame = (request.latent_height // PATCH) * (request.latent_width // PATCH)
+    return PackedLayout(
         num_text=num_text,
         num_condition=0,
         num_audio=2 * request.num_audio_latents,
-        num_video=request.num_latent_frames * height * width,
+        num_video=request.num_latent_frames * rows_per_frame,
     )
+
+
+def pack_text_to_video(request: ResolvedRequest, text_modality: Tensor) -> PackedSequence:
+    """The sequence of a request without conditions. text_modality: (L,) int32, 1 text, 0 rows of a vision block."""
+    num_text = len(text_modality)
+    layout = text_to_video_layout(request, num_text)
     cursor = float(num_text)
     grid_h, grid_w = spatial_axes(request.latent_height, request.latent_width)
     text = np.zeros((num_text, 3))

@@ -42,14 +42,15 @@ def sample(
     ]
     modality = sequence.modality.to(device)
     cos, sin = dit.rope(sequence.position_ids.to(device), dit.dtype)
-    text = dit.embed_text(conditioning.text.to(device))
+    with exact_fp32():
+        prefix = dit.embed_text(conditioning.text.to(device))
     video = video_to_rows(noise.video).to(device)
     audio = audio_to_rows(noise.audio).to(device)
     if on_step is not None:
         on_step(0, schedule.num_forwards)
     for step, (timesteps, timestep_index) in enumerate(steps):
         with exact_fp32():  # the first and last products of the model are float32, which TF32 is not
-            audio_velocity, video_velocity = dit(text, audio, video, timesteps, timestep_index, modality, cos, sin)
+            audio_velocity, video_velocity = dit(prefix, audio, video, timesteps, timestep_index, modality, cos, sin)
         video = euler_step(video, video_velocity, schedule.video, step)
         audio = euler_step(audio, audio_velocity, schedule.audio, step)
         if not torch.isfinite(torch.stack([video.sum(), audio.sum()])).all():

@@ -14,7 +14,7 @@ from comfyui_h3.h3core.errors import RequestError
         ({"precision": "fp16"}, "bfloat16 or float32"),
         ({"precision": "int3"}, "auto, bfloat16, float32"),
         ({"partition": "both"}, "fl2va, ref2va"),
-        ({"kernels": "cuda"}, "auto, triton or torch"),
+        ({"kernels": "cuda"}, "auto, triton, torch"),
         ({"device": "gpu"}, "cuda:N"),
         ({"device": "mps"}, "cuda:N"),
         ({"device": "cuda:99"}, "CUDA devices found"),
@@ -30,9 +30,16 @@ def test_equal_settings_are_one_key(tmp_path):
     assert len({EngineConfig(checkpoint=str(tmp_path)), EngineConfig(checkpoint=tmp_path)}) == 1
 
 
+def test_automatic_settings_are_the_same_engine_as_the_ones_they_stand_for(tmp_path):
+    named = EngineConfig(checkpoint=tmp_path, device="cpu", precision="float32")
+    assert EngineConfig(checkpoint=tmp_path, device="cpu") == named
+    if not torch.cuda.is_available():
+        assert EngineConfig(checkpoint=tmp_path) == named
+
+
 def test_precision_follows_the_device(tmp_path):
     config = EngineConfig(checkpoint=tmp_path, device="cpu")
-    assert config.torch_dtype() == config.vae_dtype() == torch.float32
+    assert config.torch_dtype == config.vae_dtype == torch.float32
 
 
 def test_debug_override_comes_from_the_environment(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comfyui_h3.h3core.config import EngineConfig
-from comfyui_h3.h3core.engine import Engine, to_uint8
+from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import DeviceMemoryError, H3Error, OutputError, RequestError
 from comfyui_h3.h3core.registry import get_engine
 from comfyui_h3.h3core.types import Request
@@ -80,8 +80,6 @@ def test_frames_are_rounded_not_truncated(tiny_engine, latents):
     pixels = tiny_engine.decode_video(latents).pixels
     rounded = np.rint(np.float32(255) * parts.movedim(0, -1).numpy())
     assert np.array_equal(pixels.numpy(), rounded)
-    values = torch.tensor([0.0, 0.5 / 255 - 1e-6, 0.5 / 255 + 1e-6, 254.6 / 255, 1.0])
-    assert to_uint8(values.view(1, 1, 1, -1).expand(3, -1, -1, -1))[0, 0, :, 0].tolist() == [0, 0, 1, 255, 255]
 
 
 @pytest.mark.parametrize("frames", [5, 22, 39])
@@ -138,7 +136,7 @@ def test_cancelled_load_leaves_nothing_and_the_next_job_loads(tiny_h3, condition
     }[stage]
     with pytest.raises(Cancelled):
         run(on_load=cancel)
-    assert not engine._modules
+    assert not engine._weights._loaded
     run()
 
 
@@ -207,9 +205,9 @@ def test_unloaded_weights_come_back(tiny_engine, conditioning, latents):
 
 def test_weights_are_read_by_the_stage_that_needs_them(tiny_h3):
     engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
-    assert not engine._modules
+    assert not engine._weights._loaded
     engine.encode(REQUEST)
-    assert set(engine._modules) == {"text_encoder"}
+    assert set(engine._weights._loaded) == {"text_encoder"}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,7 @@ def test_impossible_request_reads_no_weights(tiny_h3, fields):
     engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
     with pytest.raises(RequestError):
         engine.encode(dataclasses.replace(REQUEST, **fields))
-    assert not engine._modules
+    assert not engine._weights._loaded
 
 
 def test_reference_weights_refuse_text_alone(tiny_h3):
@@ -249,7 +247,7 @@ def test_values_that_are_not_finite_stop_the_sampling_at_their_step(tiny_h3, con
         calls.append(None)
         return output.fill_(value) if len(calls) == step + 1 else output
 
-    engine._modules["dit"].final_layer.video_out.register_forward_hook(poison)
+    engine._weights._loaded["dit"].final_layer.video_out.register_forward_hook(poison)
     with pytest.raises(H3Error, match=f"step {step + 1} of 3"):
         engine.sample(conditioning, sigma_points=POINTS)
 

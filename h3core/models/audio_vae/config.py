@@ -6,23 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from comfyui_h3.h3core.errors import CheckpointError
+from comfyui_h3.h3core.models.fields import check_fields
 
 _CONFIG_FILE = "audio_vae/config.json"
 _METADATA_FILE = "audio_vae/metadata.json"
 
 # Keys with one supported value. A key in none of these tables may change the network, so it is refused by name.
 _CONFIG_FIXED: dict[str, Any] = {"output_channel": 2}
-_CONFIG_READ = {"sample_rate", "latent_channels", "latents_mean", "latents_std"}
+_CONFIG_LIKE: dict[str, Any] = {
+    "sample_rate": 32000,
+    "latent_channels": 32,
+    "latents_mean": [0.0],
+    "latents_std": [1.0],
+}
 _CONFIG_IGNORED = {"auto_map", "source_config_path", "source_safetensors_path", "source_metadata_path"}
 _KWARGS_FIXED: dict[str, Any] = {"attn_proj": True, "decoder_type": "bigvgan"}
-_KWARGS_READ = {
-    "decoder_dim",
-    "decoder_rates",
-    "encoder_dim",
-    "encoder_rates",
-    "latent_dim",
-    "sample_rate",
-    "vae_latent_channels",
+_KWARGS_LIKE: dict[str, Any] = {
+    "decoder_dim": 1024,
+    "decoder_rates": [5, 5, 2, 2, 2, 2, 2],
+    "encoder_dim": 64,
+    "encoder_rates": [2, 4, 4, 5, 5],
+    "latent_dim": 2048,
+    "sample_rate": 32000,
+    "vae_latent_channels": 32,
 }
 
 # Kernel of an upsampling stage by its rate; the files do not say it, the released weights have it.
@@ -59,12 +65,12 @@ class AudioVAEConfig:
     @classmethod
     def from_dicts(cls, config: Mapping[str, Any], metadata: Mapping[str, Any]) -> "AudioVAEConfig":
         """Read ``audio_vae/config.json`` and ``audio_vae/metadata.json``; raise CheckpointError naming the key."""
-        _check_keys(_CONFIG_FILE, config, _CONFIG_FIXED, _CONFIG_READ, _CONFIG_IGNORED)
+        check_fields(config, _CONFIG_FILE, like=_CONFIG_LIKE, fixed=_CONFIG_FIXED, ignored=_CONFIG_IGNORED)
         try:
             kwargs = metadata["metadata"]["kwargs"]
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{_METADATA_FILE} lacks metadata.kwargs, the sizes of the network") from error
-        _check_keys(f"{_METADATA_FILE}, kwargs", kwargs, _KWARGS_FIXED, _KWARGS_READ, set())
+        check_fields(kwargs, f"{_METADATA_FILE}, kwargs", like=_KWARGS_LIKE, fixed=_KWARGS_FIXED)
         for key, other in (("latent_channels", "vae_latent_channels"), ("sample_rate", "sample_rate")):
             if config[key] != kwargs[other]:
                 raise CheckpointError(
@@ -83,20 +89,6 @@ class AudioVAEConfig:
         )
         _check_sizes(result)
         return result
-
-
-def _check_keys(
-    file: str, found: Mapping[str, Any], fixed: Mapping[str, Any], read: set[str], ignored: set[str]
-) -> None:
-    missing = sorted((read | fixed.keys()) - found.keys())
-    if missing:
-        raise CheckpointError(f"{file} lacks {', '.join(missing)}; take the file of the released checkpoint")
-    unknown = sorted(k for k in found.keys() - fixed.keys() - read - ignored if not k.startswith("_"))
-    if unknown:
-        raise CheckpointError(f"{file} has keys this version does not know: {', '.join(unknown)}")
-    for key, value in fixed.items():
-        if found[key] != value:
-            raise CheckpointError(f"{file}: {key}={found[key]!r} is not supported, only {value!r} is")
 
 
 def _check_sizes(config: AudioVAEConfig) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from comfyui_h3.h3core.errors import CheckpointError
+from comfyui_h3.h3core.models.fields import check_fields
 
+CLASS_NAME = "MiniMaxH3DiTModel"
+PATCH = 2  # latents per patch, in both directions of a frame
 NUM_MODALITIES = 3  # video, text, audio: thirds of a block's modulation table
 NUM_CHUNKS = 6  # shift, scale, gate of attention, then of the MLP
 
@@ -43,26 +46,29 @@ class DiTConfig:
     @property
     def patch_size(self) -> int:
         """Values of one video row: the latent channels of a patch of 2 by 2."""
-        return 4 * self.latents_dim
+        return PATCH * PATCH * self.latents_dim
+
+    def bytes_per_row(self, itemsize: int) -> int:
+        """Most bytes alive at once for a row of the sequence, weights aside: the stream and the widest layer."""
+        return itemsize * (3 * self.hidden_size + max(6 * self.inner_size, 3 * self.ffn_hidden_size))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str) -> DiTConfig:
         """From the parsed JSON of ``source``. Raises CheckpointError for a value that is missing or not supported."""
-        if values.get("_class_name") != "MiniMaxH3DiTModel":
+        if values.get("_class_name") != CLASS_NAME:
             raise CheckpointError(
-                f"{source} describes {values.get('_class_name')!r}, not 'MiniMaxH3DiTModel'; "
+                f"{source} describes {values.get('_class_name')!r}, not {CLASS_NAME!r}; "
                 "give the transformer folder of an official FL2VA or Ref2VA checkpoint"
             )
-        missing = [name for name in cls.__slots__ if name not in values]
-        if missing:
-            raise CheckpointError(f"{source} has no {', '.join(missing)}; the file is not a complete H3 DiT config")
-        config = cls(**{name: values[name] for name in cls.__slots__})
-        derived = {
-            "patch_size": [1, 2, 2],
-            "adaln_out_features": NUM_MODALITIES * NUM_CHUNKS * config.hidden_size,
-            "final_adaln_out_features": 2 * config.hidden_size,
-        }
-        for name, expected in derived.items():
+        release = cls()
+        like = {field.name: getattr(release, field.name) for field in fields(cls)}
+        derived = {"adaln_out_features", "final_adaln_out_features"}
+        check_fields(values, source, like=like, fixed={"patch_size": [1, PATCH, PATCH]}, ignored=derived)
+        config = cls(**{name: values[name] for name in like})
+        for name, expected in (
+            ("adaln_out_features", NUM_MODALITIES * NUM_CHUNKS * config.hidden_size),
+            ("final_adaln_out_features", 2 * config.hidden_size),
+        ):
             if values.get(name, expected) != expected:
                 raise CheckpointError(f"{source} says {name}={values[name]}; this engine runs {name}={expected}")
         if 6 * config.rope_inv_freq_len > config.attention_head_dim:

@@ -52,7 +52,7 @@ class DiT(nn.Module):
 
     def forward(
         self,
-        text: Tensor,
+        prefix: Tensor,
         audio: Tensor,
         video: Tensor,
         timesteps: Tensor,
@@ -63,12 +63,13 @@ class DiT(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Velocities of the target rows, float32: audio (num_audio, 32), video (num_video, 96).
 
-        text: (num_text, D) refined rows. audio, video: noisy rows, float32. timesteps: (M,) float32, the distinct ones.
+        prefix: (num_prefix, D), rows that are not denoised: refined text, then conditions. audio, video: noisy rows,
+        float32. timesteps: (M,) float32, the distinct ones.
         timestep_index, modality: (S,) int32. cos, sin: (S, R / 2) in ``dtype``, from ``rope``.
         """
         num_targets = len(audio) + len(video)
         x = torch.cat(
-            [text, self.audio_patch_proj(audio).to(self.dtype), self.video_patch_proj(video).to(self.dtype)]
+            [prefix, self.audio_patch_proj(audio).to(self.dtype), self.video_patch_proj(video).to(self.dtype)]
         )  # (S, D)
         temb = F.silu(self.time_embedder(timesteps)).to(self.dtype)  # shared by all blocks
         index = NUM_MODALITIES * timestep_index + modality

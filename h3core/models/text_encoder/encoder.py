@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from importlib import metadata
 
 import torch
 from torch import Tensor, nn
 
+from comfyui_h3.h3core.errors import H3Error
 from comfyui_h3.h3core.models.text_encoder.config import VISION_ROPE_THETA, TextEncoderConfig
 from comfyui_h3.h3core.models.text_encoder.template import Presentation
 from comfyui_h3.h3core.models.text_encoder.vision import VisualPatches, position_ids
@@ -15,30 +17,34 @@ from comfyui_h3.h3core.models.text_encoder.vision import VisualPatches, position
 class TextEncoder(nn.Module):
     """Presentation -> (L, hidden_size): the residual stream after ``config.tap`` layers, one row a token.
 
-    Parameters are named as in the official file without its leading ``model.``.
+    Parameters carry the official names; of what the file holds, the layers behind the tap, the final norm and the
+    language head are not here.
     """
 
     def __init__(self, config: TextEncoderConfig):
         super().__init__()
-        from transformers import Qwen3VLConfig, Qwen3VLModel
+        try:
+            from transformers import Qwen3VLConfig, Qwen3VLModel
+        except ImportError as error:
+            raise H3Error(
+                f"transformers {metadata.version('transformers')} has no Qwen3-VL, the text encoder of H3; "
+                "update transformers to 4.57 or newer (5.17 or newer is what this pack is tested with)"
+            ) from error
 
         values = copy.deepcopy(dict(config.hf_config))
         values["text_config"]["num_hidden_layers"] = config.tap
         hf_config = Qwen3VLConfig.from_dict(values)
         hf_config._attn_implementation = "sdpa"
-        model = Qwen3VLModel(hf_config)
         self.config = config
-        self.language_model = model.language_model
-        self.visual = model.visual
-        self.language_model.norm = nn.Identity()  # the tapped states are not normalised
-        self._model = [model]  # in a list: its submodules are registered above, under the names of the file
+        self.model = Qwen3VLModel(hf_config)
+        self.model.language_model.norm = nn.Identity()  # the tapped states are not normalised
 
     def reset_rotary_frequencies(self, device: torch.device) -> None:
         """Fills the tables that no file holds; float32 whatever the dtype of the weights, bfloat16 is too coarse."""
         for name, module in self.named_modules():
             if not hasattr(module, "inv_freq"):
                 continue
-            theta = VISION_ROPE_THETA if name.startswith("visual.") else self.config.rope_theta
+            theta = VISION_ROPE_THETA if name.startswith("model.visual.") else self.config.rope_theta
             num = module.inv_freq.shape[0]
             exponent = torch.arange(0, 2 * num, 2, dtype=torch.float32, device="cpu") / (2 * num)
             inv_freq = (1.0 / theta**exponent).to(device)
@@ -47,7 +53,7 @@ class TextEncoder(nn.Module):
                     module.register_buffer(buffer, inv_freq.clone(), persistent=False)
 
     def forward(self, presentation: Presentation) -> Tensor:
-        embedding = self.language_model.embed_tokens.weight
+        embedding = self.model.language_model.embed_tokens.weight
         device, dtype = embedding.device, embedding.dtype
         media = {}
         if presentation.images:
@@ -56,9 +62,9 @@ class TextEncoder(nn.Module):
             media["pixel_values_videos"], media["video_grid_thw"] = _stack(presentation.videos, device, dtype)
         ids = presentation.ids.to(device)
         # Vision start and end are text to the encoder's clock; only pad rows stand for pixels.
-        pads = torch.tensor([self._model[0].config.image_token_id, self._model[0].config.video_token_id], device=device)
+        pads = torch.tensor([self.model.config.image_token_id, self.model.config.video_token_id], device=device)
         positions = position_ids(list(presentation.blocks), torch.isin(ids, pads).cpu(), self.config.merge_size)
-        return self._model[0](
+        return self.model(
             input_ids=ids[None],
             attention_mask=torch.ones_like(ids)[None],
             position_ids=positions[:, None].to(device),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from comfyui_h3.h3core.errors import CheckpointError
+from comfyui_h3.h3core.models.fields import check_fields
 
 PIXEL_MEAN = (0.485, 0.456, 0.406)
 PIXEL_STD = (0.229, 0.224, 0.225)
@@ -23,7 +24,13 @@ _WRAPPER_FIXED: dict[str, Any] = {
     "vae_encoder_tiling": 1,
     "vae_decoder_tiling": 1,
 }
-_WRAPPER_READ = {"vae_tile_size", "vae_tile_overlap_min", "latent_channels", "latents_mean", "latents_std"}
+_WRAPPER_LIKE: dict[str, Any] = {
+    "vae_tile_size": 256,
+    "vae_tile_overlap_min": 64,
+    "latent_channels": 24,
+    "latents_mean": [0.0],
+    "latents_std": [1.0],
+}
 _WRAPPER_IGNORED = {
     "mode",
     "auto_map",
@@ -54,15 +61,15 @@ _SOURCE_FIXED: dict[str, Any] = {
     "zq_ch_decoder": None,
     "zq_ch_encoder": None,
 }
-_SOURCE_READ = {
-    "ch",
-    "ch_mult",
-    "num_res_blocks",
-    "space_down",
-    "time_down",
-    "embed_dim",
-    "z_channels",
-    "vit_decoder_kwargs",
+_SOURCE_LIKE: dict[str, Any] = {
+    "ch": 128,
+    "ch_mult": [1, 2, 2, 4, 4, 8],
+    "num_res_blocks": 2,
+    "space_down": [2, 2, 2, 2, 1, 1],
+    "time_down": [1, 2, 2, 1, 1, 1],
+    "embed_dim": 24,
+    "z_channels": 24,
+    "vit_decoder_kwargs": {},
 }
 _SOURCE_IGNORED = {"space_up", "time_up"}  # they describe a convolutional decoder, which the released model has not
 _VIT_FIXED: dict[str, Any] = {
@@ -73,7 +80,13 @@ _VIT_FIXED: dict[str, Any] = {
     "qk_norm_affine": False,
     "qk_norm_type": "rms_norm",
 }
-_VIT_READ = {"dim_head", "heads", "num_layers", "rope_dim_ratio", "rope_theta"}
+_VIT_LIKE: dict[str, Any] = {
+    "dim_head": 64,
+    "heads": 32,
+    "num_layers": 36,
+    "rope_dim_ratio": 0.75,
+    "rope_theta": 100.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +149,10 @@ class VideoVAEConfig:
     @classmethod
     def from_dicts(cls, config: Mapping[str, Any], source_config: Mapping[str, Any]) -> "VideoVAEConfig":
         """Read ``video_vae/config.json`` and ``video_vae/source/config.json``; raise CheckpointError naming the key."""
-        _check_keys(_WRAPPER_FILE, config, _WRAPPER_FIXED, _WRAPPER_READ, _WRAPPER_IGNORED)
-        _check_keys(_SOURCE_FILE, source_config, _SOURCE_FIXED, _SOURCE_READ, _SOURCE_IGNORED)
+        check_fields(config, _WRAPPER_FILE, like=_WRAPPER_LIKE, fixed=_WRAPPER_FIXED, ignored=_WRAPPER_IGNORED)
+        check_fields(source_config, _SOURCE_FILE, like=_SOURCE_LIKE, fixed=_SOURCE_FIXED, ignored=_SOURCE_IGNORED)
         vit = source_config["vit_decoder_kwargs"]
-        _check_keys(f"{_SOURCE_FILE}, vit_decoder_kwargs", vit, _VIT_FIXED, _VIT_READ, set())
+        check_fields(vit, f"{_SOURCE_FILE}, vit_decoder_kwargs", like=_VIT_LIKE, fixed=_VIT_FIXED)
         channels = config["latent_channels"]
         for key in ("embed_dim", "z_channels"):
             if source_config[key] != channels:
@@ -169,20 +182,6 @@ class VideoVAEConfig:
         return result
 
 
-def _check_keys(
-    file: str, found: Mapping[str, Any], fixed: Mapping[str, Any], read: set[str], ignored: set[str]
-) -> None:
-    missing = sorted((read | fixed.keys()) - found.keys())
-    if missing:
-        raise CheckpointError(f"{file} lacks {', '.join(missing)}; take the file of the released checkpoint")
-    unknown = sorted(k for k in found.keys() - fixed.keys() - read - ignored if not k.startswith("_"))
-    if unknown:
-        raise CheckpointError(f"{file} has keys this version does not know: {', '.join(unknown)}")
-    for key, value in fixed.items():
-        if found[key] != value:
-            raise CheckpointError(f"{file}: {key}={found[key]!r} is not supported, only {value!r} is")
-
-
 def _check_encoder(config: VideoVAEConfig) -> None:
     levels = len(config.ch_mult)
     for key in ("space_down", "time_down"):
@@ -191,6 +190,8 @@ def _check_encoder(config: VideoVAEConfig) -> None:
             raise CheckpointError(
                 f"{_SOURCE_FILE}: {key}={list(steps)} must hold {levels} values of 1 or 2, one per level of ch_mult"
             )
+    if any(time == 2 and space == 1 for time, space in zip(config.time_down, config.space_down, strict=True)):
+        raise CheckpointError(f"{_SOURCE_FILE}: time_down halves time in a level where space_down does not halve space")
     for key, ratio in (("space_down", config.space_ratio), ("time_down", config.time_ratio)):
         if 2 ** getattr(config, key).count(2) != ratio:
             raise CheckpointError(f"{_SOURCE_FILE}: {key}={list(getattr(config, key))} must multiply to {ratio}")

@@ -15,6 +15,10 @@ from comfyui_h3.h3core.errors import CheckpointError
 CPU = torch.device("cpu")
 
 
+def every(key):
+    return True
+
+
 @pytest.fixture
 def copy(tiny_h3, tmp_path):
     """A copy of FL2VA that a test may damage."""
@@ -125,6 +129,56 @@ def test_unknown_storage_dtype_is_named(copy):
     assert "int8" in message
 
 
+@pytest.mark.parametrize("name", ["video_patch_proj.weight", "blocks.0.attn.qkv_proj.weight"])
+def test_transformer_in_float16_is_refused(copy, name):
+    """Its values leave the range of float16, and its first and last layers are float32 in every file."""
+    shard = copy / "FL2VA/transformer/model-00001-of-00003.safetensors"
+    tensors = load_file(shard)
+    tensors[name] = tensors[name].half()
+    save_file(tensors, shard)
+    message = refused(copy)
+    assert f"{name} is stored as float16" in message
+    assert "float32" in message
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value"),
+    [
+        ("text_encoder/config.json", ["text_config"], None),
+        ("text_encoder/config.json", ["text_config"], "x"),
+        ("text_encoder/config.json", ["vision_config"], {}),
+        ("text_encoder/config.json", ["text_config", "hidden_size"], "128"),
+        ("text_encoder/config.json", ["text_config", "num_attention_heads"], 0),
+        ("text_encoder/config.json", ["text_config", "num_hidden_layers"], -1),
+        ("model_index.json", ["_minimax_h3", "sigma_shift_scales"], [12, 3]),
+        ("model_index.json", ["_minimax_h3", "sigma_shift_scales"], {"video": float("nan"), "audio": 3}),
+        ("model_index.json", ["_minimax_h3", "sigma_shift_scales"], {"video": 12, "audio": -3}),
+        ("model_index.json", ["_minimax_h3", "text_encoder_tap"], "5"),
+        ("model_index.json", ["_minimax_h3"], None),
+        ("video_vae/config.json", ["latents_mean"], None),
+        ("video_vae/config.json", ["latents_std"], ["1"]),
+        ("video_vae/source/config.json", ["vit_decoder_kwargs"], None),
+        ("video_vae/source/config.json", ["ch"], "32"),
+        ("audio_vae/metadata.json", ["metadata"], None),
+        ("audio_vae/metadata.json", ["metadata", "kwargs", "decoder_rates"], "55"),
+        ("transformer/config.json", ["hidden_size"], "64"),
+        ("transformer/config.json", ["num_layers"], -4),
+        ("transformer/config.json", ["norm_eps"], float("inf")),
+        ("transformer/config.json", ["rope_theta"], 5),
+        ("transformer/model.safetensors.index.json", ["weight_map"], []),
+        ("transformer/model.safetensors.index.json", ["weight_map", "rope.inv_freq"], 7),
+    ],
+)
+def test_malformed_config_is_refused_by_file_and_key(copy, file, keys, value):
+    def change(values):
+        for key in keys[:-1]:
+            values = values[key]
+        values[keys[-1]] = value
+
+    edit_json(copy / "FL2VA" / file, change)
+    assert file.rpartition("/")[2] in refused(copy) or keys[-1] in refused(copy)
+
+
 def test_other_partition_is_refused_with_the_choice(copy):
     message = refused(copy / "FL2VA", "ref2va")
     assert "fl2va" in message
@@ -187,7 +241,7 @@ def test_every_weight_of_the_file_reaches_the_model(tiny_h3):
     shards = {}
     for file in (tiny_h3 / "FL2VA/transformer").glob("*.safetensors"):
         shards |= load_file(file)
-    assert dit.keys() == shards.keys() == read_index(tiny_h3 / "FL2VA/transformer").keys()
+    assert dit.keys() == shards.keys() == read_index(tiny_h3 / "FL2VA/transformer", every).keys()
     for name, tensor in shards.items():
         assert dit[name].dtype == tensor.dtype
         if not name.endswith("qkv_proj.weight"):
@@ -196,7 +250,7 @@ def test_every_weight_of_the_file_reaches_the_model(tiny_h3):
 
 def test_fused_qkv_rows_are_stacked_on_the_way(tiny_h3):
     name = "blocks.2.attn.qkv_proj.weight"
-    entry = read_index(tiny_h3 / "FL2VA/transformer")[name]
+    entry = read_index(tiny_h3 / "FL2VA/transformer", every)[name]
     file = load_file(entry.file)[name]
     loaded = Checkpoint.open(tiny_h3, "fl2va").load_dit(CPU, torch.bfloat16).state_dict()[name]
     head, channel = 5, 7

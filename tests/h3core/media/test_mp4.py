@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -234,6 +235,13 @@ def test_silent_video_has_one_stream(tmp_path):
 def test_single_frame_is_a_video(tmp_path):
     write_mp4(tmp_path / "one.mp4", moving_frames(num_frames=1), two_tones(num_samples=800))
     assert len(decode_video(tmp_path / "one.mp4")[0]) == 1
+
+
+@pytest.mark.parametrize(("fps", "written"), [(23.976, Fraction(2997, 125)), (29.97, Fraction(2997, 100)), (24.0, 24)])
+def test_float_frame_rates_of_other_nodes_become_ratios_a_file_can_hold(tmp_path, fps, written):
+    write_mp4(tmp_path / "rate.mp4", replace(moving_frames(num_frames=12), fps=Fraction(fps)), None)
+    with av.open(str(tmp_path / "rate.mp4")) as container:
+        assert container.streams.video[0].average_rate == written
 
 
 @pytest.mark.parametrize("fps", [Fraction(30), Fraction(24000, 1001), Fraction(25, 2)])

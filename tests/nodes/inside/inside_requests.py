@@ -4,8 +4,10 @@ import folder_paths
 import pytest
 import torch
 
+from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
 from comfyui_h3.nodes.load import H3LoadModel, checkpoints
+from comfyui_h3.nodes.memory import host_device, make_room
 from comfyui_h3.nodes.models import NONE_FOUND
 from comfyui_h3.nodes.sample import H3SampleDiT
 from comfyui_h3.nodes.save_mp4 import H3SaveMP4
@@ -109,3 +111,31 @@ def test_empty_names_are_refused(prefix):
 @pytest.mark.parametrize("prefix", ["H3", "video/H3", "a/b/c d", "雨の夜", "%year%/%width%x%height%", "v1.2", "..x"])
 def test_usual_names_pass(prefix):
     assert H3SaveMP4.validate_inputs(filename_prefix=prefix) is True
+
+
+def test_media_are_refused_rather_than_ignored():
+    with pytest.raises(RequestError, match="text alone"):
+        H3EncodePrompt.execute(engine=None, media=object(), **PROMPT)
+
+
+def test_auto_is_the_device_of_the_host():
+    """With --cpu a host stays off a GPU that is there, and so does the pack."""
+    assert host_device("auto") == "cpu"
+    assert host_device("cuda:1") == "cuda:1"
+
+
+def test_host_makes_room_for_what_a_stage_is_missing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "comfy.model_management.free_memory", lambda num_bytes, device: asked.append((num_bytes, device))
+    )
+
+    class Missing:
+        device = torch.device("cuda:0")
+
+        def missing_bytes(self, stage, request):
+            return {"sample": 5, "encode": 0}[stage]
+
+    make_room(Missing(), "encode")
+    make_room(Missing(), "sample")
+    assert asked == [(5, torch.device("cuda:0"))]

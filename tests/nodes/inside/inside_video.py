@@ -13,7 +13,7 @@ from comfy_api.latest import Input, InputImpl, Types
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.types import Audio, Frames
 from comfyui_h3.nodes import audio as host_audio
-from comfyui_h3.nodes.video import H3Video, from_host, to_uint8
+from comfyui_h3.nodes.video import H3Video, from_host
 
 NUM_FRAMES, RATE = 22, 32000
 HAS_CODEC_OPTIONS = "crf" in inspect.signature(Input.Video.save_to).parameters
@@ -144,21 +144,6 @@ def test_foreign_video_is_rounded_and_keeps_its_rates():
     assert ours.fps == Fraction(30000, 1001)
     assert audio.sample_rate == 48000
     assert ours.pixels[19, 1, :, 2].tolist() == [0, 0, 0, 1, 255, 255, 255]
-
-
-def test_gray_and_alpha_become_rgb():
-    gray = torch.full((1, 2, 2, 1), 0.2)
-    assert (to_uint8(gray) == 51).all()
-    assert to_uint8(gray).shape == (1, 2, 2, 3)
-    assert torch.equal(to_uint8(torch.cat([gray.expand(-1, -1, -1, 3), gray], dim=-1)), to_uint8(gray))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_foreign_frames_that_are_not_finite_are_refused(value):
-    images = torch.zeros(20, 2, 2, 3)
-    images[17, 0, 0, 0] = value
-    with pytest.raises(RequestError, match=r"NaN or Inf.*16 to 19"):
-        to_uint8(images)
 
 
 def test_audio_goes_there_and_back_with_its_times():

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,14 +9,10 @@ from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.tiny import configs
 
-OFFICIAL = Path(__file__).parents[5] / "shared" / "data" / "official"
-
 
 @pytest.mark.parametrize("partition", ["FL2VA", "Ref2VA"])
-def test_official_files_are_read(partition):
-    folder = OFFICIAL / partition / "audio_vae"
-    if not folder.is_dir():
-        pytest.skip(f"the official configs are not at {folder}")
+def test_official_files_are_read(official_data, partition):
+    folder = official_data / partition / "audio_vae"
     config = AudioVAEConfig.from_dicts(
         json.loads((folder / "config.json").read_text()), json.loads((folder / "metadata.json").read_text())
     )

@@ -1,0 +1,18 @@
+"""Room on a device that the host uses as well."""
+
+import comfy.model_management
+
+from comfyui_h3.h3core.engine import Engine
+from comfyui_h3.h3core.types import ResolvedRequest
+
+
+def host_device(choice: str) -> str:
+    """The device of a choice: "auto" is the one the host works on, which --cpu and --cuda-device set."""
+    return str(comfy.model_management.get_torch_device()) if choice == "auto" else choice
+
+
+def make_room(engine: Engine, stage: str, request: ResolvedRequest | None = None) -> None:
+    """Has the host unload as many of its models as the stage needs memory."""
+    num_bytes = engine.missing_bytes(stage, request)
+    if num_bytes:
+        comfy.model_management.free_memory(num_bytes, engine.device)

@@ -1,0 +1,74 @@
+"""Who leaves the device when a stage needs room, and who stays."""
+
+import pytest
+import torch
+from torch import nn
+
+from comfyui_h3.h3core.errors import DeviceMemoryError, H3Error
+from comfyui_h3.h3core.residency import FIXED_BYTES, MARGIN, Residency, Source
+
+GIB = 1 << 30
+
+
+def silent(done, total):
+    pass
+
+
+@pytest.fixture
+def residency(monkeypatch):
+    """Three modules of 1 KiB on a "device" whose free memory the test sets; nothing is allocated on a GPU."""
+    sources = {
+        name: Source(build=lambda: nn.Linear(256, 1, bias=False), load=lambda on_load: nn.Linear(256, 1, bias=False))
+        for name in ("encoder", "dit", "decoder")
+    }
+    free = {"bytes": 100 * GIB}
+    monkeypatch.setattr(Residency, "_free_bytes", lambda self: free["bytes"])
+    residency = Residency(torch.device("cuda"), sources)
+    residency.free = free
+    return residency
+
+
+def test_modules_stay_while_there_is_room(residency):
+    for name in ("encoder", "dit", "decoder"):
+        residency.get(name, 0, silent)
+    assert list(residency._loaded) == ["encoder", "dit", "decoder"]
+
+
+def test_others_leave_when_a_new_module_needs_room(residency):
+    residency.get("encoder", 0, silent)
+    residency.get("dit", 0, silent)
+    residency.free["bytes"] = 0
+    residency.get("decoder", 0, silent)
+    assert list(residency._loaded) == ["decoder"]
+
+
+def test_others_leave_when_a_loaded_module_gets_a_larger_job(residency):
+    """A longer clip beside an idle encoder: the encoder goes, not the job."""
+    dit = residency.get("dit", 0, silent)
+    residency.get("encoder", 0, silent)
+    residency.free["bytes"] = 10 * GIB
+    assert residency.get("dit", 5 * GIB, silent) is dit
+    assert "encoder" in residency._loaded
+    assert residency.get("dit", 50 * GIB, silent) is dit
+    assert list(residency._loaded) == ["dit"]
+
+
+def test_no_more_leave_than_must(residency, monkeypatch):
+    for name in ("encoder", "decoder"):
+        residency.get(name, 0, silent)
+    amounts = iter([0, 100 * GIB])
+    monkeypatch.setattr(Residency, "_free_bytes", lambda self: next(amounts))
+    residency.get("dit", 0, silent)
+    assert list(residency._loaded) == ["decoder", "dit"]
+
+
+def test_missing_bytes_are_those_of_the_dtype_it_will_have(residency):
+    assert residency.missing_bytes("dit", GIB) == int(MARGIN * (256 * 4 + GIB)) + FIXED_BYTES
+    residency.get("dit", 0, silent)
+    assert residency.missing_bytes("dit", GIB) == int(MARGIN * GIB) + FIXED_BYTES
+
+
+def test_memory_error_is_a_users_error_and_pytorchs_own():
+    """Hosts free their models when they see PyTorch's error."""
+    assert issubclass(DeviceMemoryError, H3Error)
+    assert issubclass(DeviceMemoryError, torch.OutOfMemoryError)
