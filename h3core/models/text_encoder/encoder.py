@@ -48,9 +48,9 @@ class TextEncoder(nn.Module):
             num = module.inv_freq.shape[0]
             exponent = torch.arange(0, 2 * num, 2, dtype=torch.float32, device="cpu") / (2 * num)
             inv_freq = (1.0 / theta**exponent).to(device)
-            for buffer in ("inv_freq", "original_inv_freq"):
-                if hasattr(module, buffer):
-                    module.register_buffer(buffer, inv_freq.clone(), persistent=False)
+            module.inv_freq = inv_freq
+            if hasattr(module, "original_inv_freq"):  # a buffer, or in transformers 4 a plain attribute
+                module.original_inv_freq = inv_freq.clone()
 
     def forward(self, presentation: Presentation) -> Tensor:
         embedding = self.model.language_model.embed_tokens.weight
