@@ -9,7 +9,7 @@ TORCH_EXTRAS ?= torchvision==0.28.0 torchaudio==2.11.0
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 
-# Recipes get these through the environment, so that any text in them stays as it is.
+# Recipes get these through the environment. Text with a $ belongs in front: PROMPT='a $5 note' make demo
 export PYTHON VENV TORCH TORCH_EXTRAS PIP_ARGS
 export MODEL PROMPT WIDTH HEIGHT FRAMES SEED SIGMA_POINTS OUT LISTEN PORT COMFYUI_PATH
 
@@ -31,7 +31,8 @@ help:
 	@echo
 	@echo 'demo and serve:'
 	@echo '  MODEL=/dir           a checkpoint in the layout of the MiniMax H3 release; default: a tiny one that makes noise'
-	@echo '  PROMPT= WIDTH= HEIGHT= FRAMES= SEED= SIGMA_POINTS=   of the demo; FRAMES 17k+5, sides multiples of 32'
+	@echo '  PROMPT= WIDTH= HEIGHT= FRAMES= SEED= SIGMA_POINTS=   of the demo; FRAMES 17k+5, sides multiples of 32;'
+	@echo '                       default 128x96, 22 frames on the tiny model, 1344x768, 124 frames on MODEL'
 	@echo '  OUT=out              where the demo puts its file'
 	@echo '  LISTEN=127.0.0.1 PORT=8188                           of the server'
 	@echo '  COMFYUI_PATH=/dir    your ComfyUI instead of the fetched 0.3.75; nothing is written in it'

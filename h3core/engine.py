@@ -22,7 +22,7 @@ from comfyui_h3.h3core.models.text_encoder.template import Presentation, Present
 from comfyui_h3.h3core.models.video_vae import decoder as video_vae
 from comfyui_h3.h3core.parking import Parking
 from comfyui_h3.h3core.request import check_seed, check_sigma_points, resolve
-from comfyui_h3.h3core.residency import Residency, Source
+from comfyui_h3.h3core.residency import Residency, Source, available_host_bytes
 from comfyui_h3.h3core.sampling.noise import Noise
 from comfyui_h3.h3core.sampling.packing import text_to_video_layout
 from comfyui_h3.h3core.sampling.sampler import sample
@@ -67,7 +67,7 @@ class Engine:
         num_weights = sum(entry.num_elements for entry in self.checkpoint.transformer.entries.values())
         return (
             f"MiniMax H3 {self.checkpoint.partition}: {dit.num_layers} blocks of {dit.hidden_size}, "
-            f"{num_weights / 1e9:.3g} B weights, {self.device}, "
+            f"{_count(num_weights)} weights, {self.device}, "
             f"{str(self.dtype).removeprefix('torch.')}"
         )
 
@@ -77,13 +77,14 @@ class Engine:
     ) -> Conditioning:
         """The prompt as the DiT reads it. All checks of the request come before any weight is read.
 
-        Raises RequestError for an impossible request.
+        Raises RequestError for an impossible request, one that the memory of this machine cannot hold among them.
         """
         resolved = resolve(request)
         if self.checkpoint.partition != "fl2va":
             raise RequestError(
                 "the ref2va weights need at least one reference; load the fl2va weights for a video from text alone"
             )
+        self._check_host_memory(resolved)
         with self._lock, self._weights.explained("encoding"):
             if self._presenter is None:
                 self._presenter = self.checkpoint.load_presenter()
@@ -215,6 +216,18 @@ class Engine:
     def _module(self, name: str, working_bytes: int, on_load: Progress | None) -> Any:
         return self._weights.get(name, working_bytes, self._parking.watched(on_load))
 
+    def _check_host_memory(self, request: ResolvedRequest) -> None:
+        """Raises RequestError when frames, and on a CPU activations, of this size cannot be held."""
+        needed = request.num_frames * request.height * request.width * 3
+        if self.device.type == "cpu":
+            needed = max(needed, self._sample_bytes(USUAL_TEXT_ROWS, request))
+        available = available_host_bytes()
+        if available is not None and needed > available:
+            raise RequestError(
+                f"{request.num_frames} frames of {request.width}x{request.height} need about {needed / 2**30:.0f} GiB "
+                f"of memory, {available / 2**30:.0f} GiB are available; use fewer frames or a smaller size"
+            )
+
     def _sample_bytes(self, num_text: int, request: ResolvedRequest) -> int:
         num_rows = text_to_video_layout(request, num_text).num_rows
         return num_rows * self.checkpoint.dit_config.bytes_per_row(self.dtype.itemsize)
@@ -247,6 +260,10 @@ def _encode_bytes(presentation: Presentation) -> int:
 def _decode_video_bytes(request: ResolvedRequest) -> int:
     """Activations of one tile, and three canvases of one time window (28 frames) in float32."""
     return DECODE_TILE_BYTES + 3 * 28 * 3 * 4 * request.height * request.width
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"
 
 
 def _check_kernels(kernels: str, device: torch.device, dtype: torch.dtype) -> None:

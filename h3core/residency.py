@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,24 @@ class Source:
 
     build: Callable[[], nn.Module]
     load: Callable[[Progress], nn.Module]
+
+
+def available_host_bytes() -> int | None:
+    """Memory the kernel can still give to this process, its control group's limit included; None where it is not told.
+
+    Asking for more does not raise on Linux: the kernel kills a process, often this one.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no limit, or another kind of control group
+        return available
+    return min(available, max(left, 0))
 
 
 class Residency:

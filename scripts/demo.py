@@ -61,10 +61,15 @@ class Settings:
         except ValueError as error:
             raise SettingError(str(error)) from error
         size: Mapping[str, int] = {} if model else TINY_SIZE
+        out = Path(env.get("OUT") or "out")
+        try:
+            out.mkdir(parents=True, exist_ok=True)  # before a job that may take long
+        except OSError as error:
+            raise SettingError(f"OUT={out} cannot be used as a folder: {error.strerror}; choose another") from error
         return cls(
             model_name=model_name,
             model=folder,
-            out=Path(env.get("OUT") or "out"),
+            out=out,
             prompt=env.get("PROMPT") or None,
             width=number(env, "WIDTH", size.get("width")),
             height=number(env, "HEIGHT", size.get("height")),
@@ -146,7 +151,6 @@ def describe_failure(event: Event, host: ComfyHost) -> str:
 def fetch_video(host: ComfyHost, output: Mapping[str, Any], out: Path) -> Path:
     """Copy the saved file into ``out`` under the next free number."""
     content = host.view(output["images"][0])
-    out.mkdir(parents=True, exist_ok=True)
     count = 1
     while (path := out / f"h3_{count:05}.mp4").exists():
         count += 1
@@ -181,23 +185,41 @@ def run_demo(settings: Settings, base: Path) -> None:
         follow(job, titles)
         job_seconds = time.monotonic() - job_started
         saved = next(output for output in job.outputs().values() if "h3_timings" in output)
-        path = fetch_video(host, saved, settings.out)
+        try:
+            path = fetch_video(host, saved, settings.out)
+        except OSError as error:
+            kept = host.base_dir / "output" / saved["images"][0]["subfolder"] / saved["images"][0]["filename"]
+            raise HostError(f"cannot write to {settings.out}: {error.strerror}; the video is at {kept}") from error
     rows = [(row["name"], f"{row['seconds']:.2f}", str(row["num_units"] or "")) for row in saved["h3_timings"]]
     rows += [("job, as seen by the client", f"{job_seconds:.2f}", "")]
     print("\n" + table(("stage", "seconds", "units"), rows) + "\n\n" + describe_video(path))
 
 
+def widget_names(host: ComfyHost, class_type: str) -> list[str]:
+    """Inputs of a node that are widgets, in the order of ``widgets_values``; the others are sockets of ours."""
+    info = host.object_info(class_type)
+    required = info["input"]["required"]
+    return [name for name in info["input_order"]["required"] if not str(required[name][0]).startswith("H3_")]
+
+
 def offer_workflows(host: ComfyHost, settings: Settings) -> None:
-    """Put the workflows of this pack into the page's list, with the served checkpoint chosen. Saved ones stay."""
-    position = host.object_info("H3LoadModel")["input_order"]["required"].index("model")
-    choice = model_choice(host, settings.model_name)
+    """Put the workflows of this pack into the page's list, with the served checkpoint chosen. Saved ones stay.
+
+    A tiny checkpoint gets a tiny size: at the size of the release, a CPU would need minutes for each forward of it.
+    """
+    sizes = {"width": settings.width, "height": settings.height, "frames": settings.num_frames}
+    values: dict[str, dict[str, Any]] = {
+        "H3LoadModel": {"model": model_choice(host, settings.model_name)},
+        "H3EncodePrompt": {name: value for name, value in sizes.items() if value is not None},
+    }
+    widgets = {class_type: widget_names(host, class_type) for class_type in values}
     folder = host.base_dir / "user" / "default" / "workflows"
     folder.mkdir(parents=True, exist_ok=True)
     for source in sorted((ROOT / "workflows").glob("*.json")):
         workflow = json.loads(source.read_text())
         for node in workflow["nodes"]:
-            if node["type"] == "H3LoadModel":
-                node["widgets_values"][position] = choice
+            for name, value in values.get(node["type"], {}).items():
+                node["widgets_values"][widgets[node["type"]].index(name)] = value
         target = folder / source.name
         if not target.exists():
             target.write_text(json.dumps(workflow))

@@ -116,14 +116,14 @@ class Environment:
         if subprocess.run([sys.executable, "-m", "venv", str(self.folder)]).returncode:
             stop(f"{sys.executable} -m venv failed, see above")
 
-    def pip(self, what: str, *args: str) -> None:
+    def pip(self, what: str, *args: str, quiet: bool = True) -> None:
         print(f"env: installing {what}", flush=True)
         command = [
             str(self.python),
             "-m",
             "pip",
             "install",
-            "--quiet",
+            *(["--quiet"] if quiet else []),
             "--disable-pip-version-check",
             *self.pip_args,
             *args,
@@ -151,7 +151,9 @@ class Environment:
     def install(self, layer: str, options: argparse.Namespace) -> None:
         files = [str(REQUIREMENTS / name) for name in LAYERS[layer]]
         if layer == "host":
-            self.pip(options.torch, *shlex.split(options.torch))
+            self.pip(
+                options.torch, *shlex.split(options.torch), quiet=False
+            )  # may be gigabytes: pip shows its progress
             self.pip("the host's packages", "-r", files[0])
             extra = shlex.split(options.torch_extras)
             self.pip(options.torch_extras, "--no-deps", *extra)
@@ -177,8 +179,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layers", nargs="+", choices=list(LAYERS), metavar="LAYER", help=", ".join(LAYERS))
     parser.add_argument("--venv", type=Path, required=True)
-    parser.add_argument("--torch", default="torch==2.13.0")
-    parser.add_argument("--torch-extras", default="torchvision==0.28.0 torchaudio==2.11.0")
+    parser.add_argument("--torch", required=True)
+    parser.add_argument("--torch-extras", required=True)
     parser.add_argument("--pip-args", default="")
     options = parser.parse_args()
 

@@ -220,6 +220,14 @@ def test_impossible_request_reads_no_weights(tiny_h3, fields):
     assert not engine._weights._loaded
 
 
+def test_size_that_memory_cannot_hold_is_refused_before_anything_is_read(tiny_h3):
+    """The kernel would kill the host in the middle of the job."""
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
+    with pytest.raises(RequestError, match=r"3592 frames of 4096x4096 need about \d+ GiB.*fewer frames"):
+        engine.encode(dataclasses.replace(REQUEST, width=4096, height=4096, num_frames=3592))
+    assert not engine._weights._loaded
+
+
 def test_reference_weights_refuse_text_alone(tiny_h3):
     engine = Engine(EngineConfig(checkpoint=tiny_h3, partition="ref2va", device="cpu"))
     with pytest.raises(RequestError, match="fl2va"):

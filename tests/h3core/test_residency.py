@@ -1,11 +1,13 @@
 """Who leaves the device when a stage needs room, and who stays."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from comfyui_h3.h3core.errors import DeviceMemoryError, H3Error
-from comfyui_h3.h3core.residency import FIXED_BYTES, MARGIN, Residency, Source
+from comfyui_h3.h3core.residency import FIXED_BYTES, MARGIN, Residency, Source, available_host_bytes
 
 GIB = 1 << 30
 
@@ -66,6 +68,13 @@ def test_missing_bytes_are_those_of_the_dtype_it_will_have(residency):
     assert residency.missing_bytes("dit", GIB) == int(MARGIN * (256 * 4 + GIB)) + FIXED_BYTES
     residency.get("dit", 0, silent)
     assert residency.missing_bytes("dit", GIB) == int(MARGIN * GIB) + FIXED_BYTES
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").is_file(), reason="this system does not tell its memory in /proc")
+def test_available_memory_is_what_the_kernel_says():
+    available = available_host_bytes()
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    assert 0 < available <= int(lines["MemTotal"].split()[0]) << 10
 
 
 def test_memory_error_is_a_users_error_and_pytorchs_own():
