@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from comfyui_h3.h3core.tiny.tokenizer import FIRST_SPECIAL, SPECIAL_TOKENS
+
 TAP = 5  # text layers whose output is the conditioning; the file has one more, as the real one has fourteen more
 
 LATENT_CHANNELS = 24
@@ -34,7 +36,10 @@ TRANSFORMER: dict[str, Any] = {
     "final_norm_eps": 1e-05,
 }
 
-VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = 457, 458, 460, 461  # ids of the tiny tokenizer
+VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
+    FIRST_SPECIAL + SPECIAL_TOKENS.index(f"<|{name}|>")
+    for name in ("vision_start", "vision_end", "image_pad", "video_pad")
+)
 VOCAB_SIZE = 512
 
 TEXT_ENCODER: dict[str, Any] = {

@@ -7,22 +7,11 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from comfyui_h3.h3core.models.text_encoder.template import CONTROL_TOKENS
+
 FIRST_SPECIAL = 448
 SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    *CONTROL_TOKENS,
     "<d>",
     "</d>",
     "<|cutoff|>",
