@@ -13,14 +13,14 @@ from torch import Tensor
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
 from comfyui_h3.h3core.config import EngineConfig
-from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.errors import OutputError, RequestError
 from comfyui_h3.h3core.media.frames import to_uint8
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.models.audio_vae import decoder as audio_vae
 from comfyui_h3.h3core.models.precision import exact_fp32
 from comfyui_h3.h3core.models.text_encoder.template import Presentation, Presenter
 from comfyui_h3.h3core.models.video_vae import decoder as video_vae
-from comfyui_h3.h3core.parking import Parking
+from comfyui_h3.h3core.parking import PARKING
 from comfyui_h3.h3core.request import check_seed, check_sigma_points, resolve
 from comfyui_h3.h3core.residency import Residency, Source, available_host_bytes
 from comfyui_h3.h3core.sampling.noise import Noise
@@ -56,8 +56,7 @@ class Engine:
         _check_kernels(config.kernels, self.device, self.dtype)
         self.checkpoint = Checkpoint.open(config.checkpoint, config.partition)
         self._weights = Residency(self.device, _sources(self.checkpoint, config))
-        self._lock = threading.Lock()
-        self._parking = Parking()
+        self._lock = threading.RLock()  # a callback may ask for another stage
         self._presenter: Presenter | None = None
         log.info("%s", self.describe())
 
@@ -77,6 +76,8 @@ class Engine:
     ) -> Conditioning:
         """The prompt as the DiT reads it. All checks of the request come before any weight is read.
 
+        ``on_progress`` counts the layers.
+
         Raises RequestError for an impossible request, one that the memory of this machine cannot hold among them.
         """
         resolved = resolve(request)
@@ -85,18 +86,17 @@ class Engine:
                 "the ref2va weights need at least one reference; load the fl2va weights for a video from text alone"
             )
         self._check_host_memory(resolved)
-        with self._lock, self._weights.explained("encoding"):
+        with self._lock, PARKING.stage(), self._weights.explained("encoding"):
             if self._presenter is None:
                 self._presenter = self.checkpoint.load_presenter()
             presentation = self._presenter.present(request.prompt)
             timer = StageTimer(self.device)
-            report = self._parking.watched(on_progress)
-            report(0, 1)
             with timer.stage("load_text_encoder"):
                 encoder = self._module("text_encoder", _encode_bytes(presentation), on_load)
             with timer.stage("encode", num_units=len(presentation.ids)), exact_fp32():
-                text = encoder(presentation).cpu()
-            report(1, 1)
+                text = encoder(presentation, PARKING.watched(on_progress)).cpu()
+            if not torch.isfinite(text.sum()):
+                raise OutputError("the text encoder gave states that are not finite; its weights may be damaged")
         log.info("encode: %d text rows", len(text))
         return Conditioning(request=resolved, text=text, modality=presentation.modality, timings=timer.timings)
 
@@ -132,11 +132,11 @@ class Engine:
             audio_channels=dit_config.audio_latents_dim,
         )
         timer = StageTimer(self.device)
-        with self._lock, self._weights.explained("sampling"), backend(self.config.kernels):
+        with self._lock, PARKING.stage(), self._weights.explained("sampling"), backend(self.config.kernels):
             with timer.stage("load_dit"):
                 dit = self._module("dit", self._sample_bytes(len(conditioning.text), conditioning.request), on_load)
             with timer.stage("sample", num_units=schedule.num_forwards):
-                video, audio = sample(dit, conditioning, noise, schedule, self.device, self._parking.watched(on_step))
+                video, audio = sample(dit, conditioning, noise, schedule, self.device, PARKING.watched(on_step))
         timings = conditioning.timings + timer.timings
         return Latents(request=conditioning.request, video=video, audio=audio, timings=timings)
 
@@ -147,13 +147,13 @@ class Engine:
         """Frames as uint8, rounded. Raises OutputError when the decoder gives values that are not finite."""
         timer = StageTimer(self.device)
         request = latents.request
-        with self._lock, self._weights.explained("decoding the video"):
+        with self._lock, PARKING.stage(), self._weights.explained("decoding the video"):
             with timer.stage("load_video_decoder"):
                 decoder = self._module("video_decoder", _decode_video_bytes(request), on_load)
             pixels = torch.empty(request.num_frames, request.height, request.width, 3, dtype=torch.uint8)
             with timer.stage("decode_video", num_units=request.num_frames):
                 start = 0
-                for part in video_vae.decode(decoder, latents.video, on_tile=self._parking.watched(on_progress)):
+                for part in video_vae.decode(decoder, latents.video, on_tile=PARKING.watched(on_progress)):
                     stop = start + part.shape[1]
                     pixels[start:stop] = to_uint8(part).movedim(0, -1)
                     start = stop
@@ -171,7 +171,7 @@ class Engine:
     def decode_audio(self, latents: Latents, *, on_load: Progress | None = None) -> Audio:
         """Stereo samples, float32 at 32 kHz. Raises OutputError when they are not finite."""
         timer = StageTimer(self.device)
-        with self._lock, self._weights.explained("decoding the audio"):
+        with self._lock, PARKING.stage(), self._weights.explained("decoding the audio"):
             with timer.stage("load_audio_decoder"):
                 decoder = self._module("audio_decoder", DECODE_AUDIO_BYTES, on_load)
             with timer.stage("decode_audio"):
@@ -209,12 +209,8 @@ class Engine:
         with self._lock:
             self._weights.clear()
 
-    def park(self, timeout_s: float) -> None:
-        """For a process that leaves: the running stage sleeps for ever from its next step, tile or tensor on."""
-        self._parking.close(self._lock, timeout_s)
-
     def _module(self, name: str, working_bytes: int, on_load: Progress | None) -> Any:
-        return self._weights.get(name, working_bytes, self._parking.watched(on_load))
+        return self._weights.get(name, working_bytes, PARKING.watched(on_load))
 
     def _check_host_memory(self, request: ResolvedRequest) -> None:
         """Raises RequestError when frames, and on a CPU activations, of this size cannot be held."""

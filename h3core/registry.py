@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 from weakref import WeakValueDictionary
 
@@ -12,7 +11,6 @@ from comfyui_h3.h3core.engine import Engine
 
 _engines: WeakValueDictionary[tuple[EngineConfig, str], Engine] = WeakValueDictionary()
 _lock = threading.Lock()
-PARK_TIMEOUT_S = 2.0
 
 
 def get_engine(config: EngineConfig) -> Engine:
@@ -22,16 +20,8 @@ def get_engine(config: EngineConfig) -> Engine:
     out again.
     """
     with _lock:
-        atexit.unregister(_park_all)  # registered once, and only in a process that has engines
-        atexit.register(_park_all)
         key = (config, fingerprint(config.checkpoint))
         engine = _engines.get(key)
         if engine is None:
             engine = _engines[key] = Engine(config)
         return engine
-
-
-def _park_all() -> None:
-    """At exit: a host's prompt thread does not end by itself, and may be in the middle of a stage."""
-    for engine in list(_engines.values()):
-        engine.park(PARK_TIMEOUT_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import unicodedata
 
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media.canvas import (
@@ -23,7 +25,8 @@ DEFAULT_NUM_FRAMES = 124
 DEFAULT_SEED = 42  # the serving references' seed when a request has none
 MAX_SEED = 2**63 - 1
 MAX_SIGMA_POINTS = 1000
-MAX_PROMPT_CHARACTERS = 100_000  # about a tenth of the encoder's 262,144 positions for any script
+MAX_PROMPT_CHARACTERS = 100_000  # a bound before anything is read; tokens are counted against the encoder's own
+REFERENCE = re.compile(r"<(Picture|Video|Audio) \d+>")
 HOSTED_PROMPT_CHARACTERS = 7000  # limit of the hosted service; the weights have none
 
 
@@ -33,6 +36,7 @@ def resolve(request: Request) -> ResolvedRequest:
     Raises RequestError for what cannot run; logs a warning for what can, but lies outside what H3 was trained on.
     """
     check_prompt(request.prompt)
+    check_labels(request.prompt)
     check_canvas(request.width, request.height)
     if request.duration_s is not None and request.num_frames is not None:
         raise RequestError("both frames and duration are given; give one of them")
@@ -72,15 +76,29 @@ def warnings(request: Request, num_frames: int) -> list[str]:
 
 
 def check_prompt(prompt: str) -> None:
-    """Raises RequestError for an empty, blank or immense prompt. The text itself is passed on verbatim."""
+    """Raises RequestError for a blank, broken or immense prompt.
+
+    The text itself is passed on verbatim.
+    """
     if not isinstance(prompt, str):
         raise RequestError(f"the prompt is {type(prompt).__name__}, not text; give one string")
-    if not prompt.strip():
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the prompt holds half a character at place {error.start}; paste it again") from error
+    if not any(unicodedata.category(letter)[0] not in "CZ" for letter in prompt):
         raise RequestError("the prompt is empty; describe the video in at least one word")
     if len(prompt) > MAX_PROMPT_CHARACTERS:
         raise RequestError(
             f"the prompt has {len(prompt)} characters; use {MAX_PROMPT_CHARACTERS} or fewer (7,000 is usual)"
         )
+
+
+def check_labels(prompt: str) -> None:
+    """Raises RequestError when the prompt of a text-to-video request names media."""
+    label = REFERENCE.search(prompt)
+    if label:
+        raise RequestError(f"the prompt names {label[0]}, but no media are connected; remove it from the prompt")
 
 
 def check_seed(seed: int) -> None:

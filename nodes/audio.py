@@ -1,5 +1,6 @@
 """Our sound and the host's AUDIO, in both directions."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from comfyui_h3.h3core.errors import RequestError
@@ -17,6 +18,8 @@ class H3Audio(dict):
 
 def from_host(audio: dict[str, Any]) -> Audio:
     """An AUDIO of any node. Raises RequestError when it holds several clips: a video has one."""
+    if not isinstance(audio, Mapping) or not {"waveform", "sample_rate"} <= audio.keys():
+        raise RequestError(f"a {type(audio).__name__} stands where AUDIO belongs; connect a node that gives AUDIO")
     waveform = audio["waveform"]
     if waveform.ndim != 3 or waveform.shape[0] != 1:
         raise RequestError(f"audio of shape {tuple(waveform.shape)} is not one clip; give [1, channels, samples]")

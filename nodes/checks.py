@@ -1,10 +1,20 @@
 """What a host is told about a request before it is queued: the engine's own checks, on the values that are known."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
-from comfyui_h3.h3core.errors import H3Error
+from comfyui_h3.h3core.errors import H3Error, RequestError
 from comfyui_h3.h3core.media.canvas import align_side, check_canvas, check_num_frames
 from comfyui_h3.h3core.request import check_prompt, check_seed, check_sigma_points
+
+T = TypeVar("T")
+
+
+def expect(value: object, kind: type[T], source: str) -> T:
+    """``value``, when it is what a socket carries. Raises RequestError for text or numbers put in place of a link."""
+    if isinstance(value, kind):
+        return value
+    raise RequestError(f"a {type(value).__name__} stands where the output of {source} belongs; connect that node")
 
 
 def verdict(*checks: Callable[[], object]) -> bool | str:

@@ -2,8 +2,11 @@
 
 from comfy_api.latest import io
 
+from comfyui_h3.h3core.engine import Engine
+from comfyui_h3.h3core.types import Latents
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.audio import H3Audio
+from comfyui_h3.nodes.checks import expect
 from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Engine, H3Latents
@@ -30,6 +33,8 @@ class H3DecodeAudio(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latents) -> io.NodeOutput:
+        engine = expect(engine, Engine, "Load H3")
+        latents = expect(latents, Latents, "H3 Sample DiT")
         make_room(engine, "decode_audio", latents.request)
         on_load, on_progress = LoadProgress("the audio decoder"), HostProgress("Decoding audio")
         on_progress(0, 1)  # one piece of work; this is where Cancel is seen

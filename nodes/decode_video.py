@@ -2,8 +2,11 @@
 
 from comfy_api.latest import io
 
+from comfyui_h3.h3core.engine import Engine
+from comfyui_h3.h3core.types import Latents
 from comfyui_h3.nodes import audio as host_audio
 from comfyui_h3.nodes._compat import make
+from comfyui_h3.nodes.checks import expect
 from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Engine, H3Latents
@@ -36,6 +39,8 @@ class H3DecodeVideo(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, latents, audio=None) -> io.NodeOutput:
+        engine = expect(engine, Engine, "Load H3")
+        latents = expect(latents, Latents, "H3 Sample DiT")
         sound = None if audio is None else host_audio.from_host(audio)
         make_room(engine, "decode_video", latents.request)
         on_load, on_progress = LoadProgress("the video decoder"), HostProgress("Decoding video")

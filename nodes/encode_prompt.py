@@ -2,12 +2,13 @@
 
 from comfy_api.latest import io
 
+from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media.canvas import FPS, MAX_FRAMES, MAX_SIDE, MIN_FRAMES, SIDE_MULTIPLE
 from comfyui_h3.h3core.request import DEFAULT_NUM_FRAMES
 from comfyui_h3.h3core.types import Request
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import judge_prompt
+from comfyui_h3.nodes.checks import expect, judge_prompt
 from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Conditioning, H3Engine, H3Media
@@ -74,6 +75,7 @@ class H3EncodePrompt(io.ComfyNode):
     def execute(cls, engine, prompt, width, height, frames, media=None) -> io.NodeOutput:
         if media is not None:
             raise RequestError("media is connected, and this version makes video from text alone; disconnect it")
+        engine = expect(engine, Engine, "Load H3")
         request = Request(prompt=prompt, width=width, height=height, num_frames=frames)
         make_room(engine, "encode")
         on_load, on_progress = LoadProgress("the text encoder"), HostProgress("Encoding the prompt")

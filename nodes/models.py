@@ -1,10 +1,13 @@
 """Which H3 checkpoints lie below the host's model folders."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from comfyui_h3.h3core.config import PARTITIONS
+
+log = logging.getLogger(__name__)
 
 FOLDER = "minimax_h3"  # below models/, and the key in extra_model_paths.yaml
 NONE_FOUND = "(no H3 model found: see README)"
@@ -19,7 +22,7 @@ def find_checkpoints(roots: Sequence[str | os.PathLike[str]]) -> dict[str, Path]
     """
     found: dict[str, Path] = {}
     for root in map(Path, roots):
-        for folder in _checkpoints_below(root, DEPTH):
+        for folder in _checkpoints_below(root, DEPTH, seen=set()):
             name = root.name if folder == root else folder.relative_to(root).as_posix()
             found.setdefault(name, folder)
     return dict(sorted(found.items()))
@@ -30,16 +33,21 @@ def has_partition(folder: Path, weights: str) -> bool:
     return _is_partition(folder) or (folder / PARTITION_FOLDERS.get(weights, weights)).is_dir()
 
 
-def _checkpoints_below(folder: Path, depth: int) -> Iterator[Path]:
-    if _is_partition(folder) or any((folder / name).is_dir() for name in PARTITION_FOLDERS.values()):
-        yield folder
-    elif depth:
-        try:
-            children = sorted(child for child in folder.iterdir() if not child.name.startswith(".") and child.is_dir())
-        except OSError:  # no such root, or not ours to read
+def _checkpoints_below(folder: Path, depth: int, seen: set[str]) -> Iterator[Path]:
+    real = os.path.realpath(folder)
+    if real in seen:  # a link that leads back
+        return
+    seen.add(real)
+    try:
+        if _is_partition(folder) or any((folder / name).is_dir() for name in PARTITION_FOLDERS.values()):
+            yield folder
             return
-        for child in children:
-            yield from _checkpoints_below(child, depth - 1)
+        children = sorted(child for child in folder.iterdir() if not child.name.startswith(".") and child.is_dir())
+    except OSError as error:  # no such root, or not ours to read
+        log.info("%s is passed over: %s", folder, error.strerror)
+        return
+    for child in children if depth else ():
+        yield from _checkpoints_below(child, depth - 1, seen)
 
 
 def _is_partition(folder: Path) -> bool:

@@ -2,9 +2,11 @@
 
 from comfy_api.latest import io
 
+from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.request import DEFAULT_SEED, MAX_SEED, MAX_SIGMA_POINTS
+from comfyui_h3.h3core.types import Conditioning
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import judge_sampling
+from comfyui_h3.nodes.checks import expect, judge_sampling
 from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress
 from comfyui_h3.nodes.types import H3Conditioning, H3Engine, H3Latents
@@ -31,7 +33,8 @@ class H3SampleDiT(io.ComfyNode):
                     min=0,
                     max=MAX_SEED,
                     control_after_generate=True,
-                    tooltip="Of the initial noise, 0 to 2^63 - 1. The same seed gives the same video.",
+                    tooltip="Of the initial noise, 0 to 2^63 - 1. The same seed gives the same video; seeds that are "
+                    "2^32 apart give the same noise, as in the reference.",
                 ),
                 io.Int.Input(
                     "sigma_points",
@@ -51,6 +54,8 @@ class H3SampleDiT(io.ComfyNode):
 
     @classmethod
     def execute(cls, engine, conditioning, seed, sigma_points) -> io.NodeOutput:
+        engine = expect(engine, Engine, "Load H3")
+        conditioning = expect(conditioning, Conditioning, "H3 Encode Prompt")
         make_room(engine, "sample", conditioning.request)
         on_load, on_step = LoadProgress("the transformer"), HostProgress("Sampling")
         latents = engine.sample(conditioning, seed=seed, sigma_points=sigma_points, on_step=on_step, on_load=on_load)

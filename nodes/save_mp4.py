@@ -1,7 +1,9 @@
 """H3 Save MP4: any VIDEO becomes a file in the host's output folder, with a player on the node."""
 
 import json
+import os
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import folder_paths
@@ -9,12 +11,14 @@ from comfy.cli_args import args
 from comfy_api.latest import io
 
 from comfyui_h3.h3core.errors import OutputError, RequestError
-from comfyui_h3.h3core.media.mp4 import CRF_MAX, CRF_MIN, DEFAULT_CRF, DEFAULT_PRESET, PRESETS, write_mp4
+from comfyui_h3.h3core.media.mp4 import CRF_MAX, CRF_MIN, DEFAULT_CRF, DEFAULT_PRESET, PRESETS, check_options, write_mp4
 from comfyui_h3.nodes import audio as host_audio
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.checks import verdict
 from comfyui_h3.nodes.progress import HostProgress
 from comfyui_h3.nodes.video import from_host
+
+MAX_NAME_BYTES = 200  # file systems take 255; the number and the ending follow
 
 
 class H3SaveMP4(io.ComfyNode):
@@ -73,8 +77,12 @@ class H3SaveMP4(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, filename_prefix=None) -> bool | str:
-        return verdict(lambda: filename_prefix is None or check_prefix(filename_prefix))
+    def validate_inputs(cls, filename_prefix=None, crf=DEFAULT_CRF, preset=DEFAULT_PRESET) -> bool | str:
+        return verdict(
+            lambda: filename_prefix is None or check_prefix(filename_prefix),
+            lambda: check_options(DEFAULT_CRF if crf is None else crf, DEFAULT_PRESET if preset is None else preset),
+            check_output_folder,
+        )
 
     @classmethod
     def execute(cls, video, filename_prefix, crf, preset, save_metadata, audio=None) -> io.NodeOutput:
@@ -98,9 +106,20 @@ def check_prefix(prefix: str) -> str:
     windows = PureWindowsPath(clean)
     if windows.drive or windows.root or ".." in windows.parts or ".." in PurePosixPath(clean).parts:
         raise RequestError(f"filename_prefix={clean!r} leaves the output folder; use a name like video/H3")
+    if max(len(os.fsencode(part)) for part in PurePosixPath(clean).parts or ("",)) > MAX_NAME_BYTES:
+        raise RequestError(
+            f"filename_prefix={clean[:40]!r}… is too long for a file name; use {MAX_NAME_BYTES} bytes or less"
+        )
     if not clean or clean.endswith(("/", "\\")) or windows.name in ("", "."):
         raise RequestError(f"filename_prefix={clean!r} has no file name; use a name like video/H3")
     return clean
+
+
+def check_output_folder() -> None:
+    """Raises OutputError when the host's output folder takes no files: better before the job than after it."""
+    root = folder_paths.get_output_directory()
+    if os.path.isdir(root) and not os.access(root, os.W_OK | os.X_OK):
+        raise OutputError(f"the output folder {root} is not writable; start the host with another --output-directory")
 
 
 def _is_control(letter: str) -> bool:
@@ -126,5 +145,6 @@ def graph_tags(prompt: object, extra_pnginfo: dict[str, object] | None) -> dict[
     """The graph as tags of the file, as the host tags its own; empty when it runs with --disable-metadata."""
     if args.disable_metadata:
         return {}
-    tags = {name: json.dumps(value) for name, value in (extra_pnginfo or {}).items()}
+    extra = extra_pnginfo if isinstance(extra_pnginfo, Mapping) else {}  # a client may send anything
+    tags = {name: json.dumps(value) for name, value in extra.items() if name.isprintable() and name.isascii()}
     return tags if prompt is None else {**tags, "prompt": json.dumps(prompt)}

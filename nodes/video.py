@@ -14,6 +14,7 @@ from comfyui_h3.h3core.media.frames import images_to_uint8
 from comfyui_h3.h3core.media.mp4 import write_mp4, write_mp4_stream
 from comfyui_h3.h3core.types import Audio, Frames
 from comfyui_h3.nodes import audio as host_audio
+from comfyui_h3.nodes.checks import expect
 
 
 class H3Video(Input.Video):
@@ -67,7 +68,8 @@ class H3Video(Input.Video):
         if sound is not None:
             first, last = (round(index / fps * sound.sample_rate) for index in (start, stop))
             last = sound.samples.shape[1] if stop == num_frames else last
-            sound = replace(sound, samples=sound.samples[:, first:last])
+            samples = sound.samples[:, first:last]
+            sound = replace(sound, samples=samples) if samples.shape[1] else None  # it may be shorter than the picture
         return H3Video(replace(self.frames, pixels=self.frames.pixels[start:stop]), sound)
 
     def get_dimensions(self) -> tuple[int, int]:
@@ -93,7 +95,7 @@ def from_host(video: Input.Video) -> tuple[Frames, Audio | None]:
     """Frames and sound of any VIDEO. Float images are rounded to 8 bits; frame rate and sample rate are kept."""
     if isinstance(video, H3Video):
         return video.frames, video.audio
-    components = video.get_components()
+    components = expect(video, Input.Video, "a node that gives VIDEO").get_components()
     sound = None if components.audio is None else host_audio.from_host(components.audio)
     return Frames(pixels=images_to_uint8(components.images), fps=Fraction(components.frame_rate)), sound
 

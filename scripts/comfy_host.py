@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -30,6 +31,7 @@ import websocket
 
 MODEL_FOLDER = "minimax_h3"  # below models/
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_ATTEMPTS = 3  # another program may take the free port that was found
 
 
@@ -112,6 +114,11 @@ class Job:
     def outputs(self) -> dict[str, Any]:
         """UI output by node id."""
         return self.history()["outputs"]
+
+
+def _die_with_parent() -> None:
+    """In the child, before it becomes the server: SIGTERM when our process ends, also by SIGKILL."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ComfyHost:
@@ -231,6 +238,7 @@ class ComfyHost:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C in a terminal reaches us; we stop the server
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
                 )
         finally:
             if ignored:

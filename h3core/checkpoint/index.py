@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from comfyui_h3.h3core.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
 MAX_JSON_BYTES = 64_000_000
+
+SUFFIXES = (".json", ".safetensors", ".txt")  # files that change what a checkpoint does
 
 DTYPES = {
     "F64": torch.float64,
@@ -41,6 +44,7 @@ class TensorEntry:
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
+    stamp: tuple[int, int]  # modification time and size of the file when its header was read
 
     @property
     def num_elements(self) -> int:
@@ -54,12 +58,14 @@ class TensorEntry:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a checkpoint. Raises CheckpointError when it is absent, huge, or not one."""
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is not a file; download it again")
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES} bytes: not a config file of a checkpoint")
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); is the checkpoint complete?") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds {type(values).__name__}, not a JSON object; download it again")
@@ -69,7 +75,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Tensors of one ``.safetensors`` file. Raises CheckpointError for one that is absent, cut short or malformed."""
     try:
-        file_size = path.stat().st_size
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is not a file; download it again")
+        stamp = file_stamp(path)
+        file_size = stamp[1]
         with path.open("rb") as file:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
@@ -89,20 +98,30 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                 continue
             if value["dtype"] not in DTYPES:
                 raise CheckpointError(f"{path}: {name} has the dtype {value['dtype']}, which is not supported")
-            entry = TensorEntry(file=path, shape=tuple(value["shape"]), dtype=DTYPES[value["dtype"]])
+            entry = TensorEntry(file=path, shape=tuple(value["shape"]), dtype=DTYPES[value["dtype"]], stamp=stamp)
             begin, stop = value["data_offsets"]
             if begin < 0 or stop - begin != entry.num_bytes:
                 raise CheckpointError(f"{path}: {name} does not fill its own range of the file; download it again")
             entries[name] = entry
             end = max(end, stop)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has a malformed header ({error!r}); download it again") from error
     if file_size < 8 + length + end:
         raise CheckpointError(
             f"{path} is cut short: its header promises {8 + length + end} bytes, the file has {file_size}; "
             "download it again"
         )
-    return entries
+    try:
+        with safe_open(path, framework="pt"):  # the library that will read it has the last word on its header
+            return entries
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file this can read ({error}); download it again") from error
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written again: its modification time in nanoseconds, and its size."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def read_index(folder: Path, wanted: Callable[[str], bool]) -> Mapping[str, TensorEntry]:
@@ -127,16 +146,16 @@ def read_index(folder: Path, wanted: Callable[[str], bool]) -> Mapping[str, Tens
 
 
 def fingerprint(folder: Path) -> str:
-    """Another text when a config, an index or a file of weights in the checkpoint was changed; no content is read."""
+    """Another text when a config, a vocabulary or weights of the checkpoint were changed; no content is read."""
     digest = hashlib.sha256()
     depths = ("*", "*/*", "*/*/*", "*/*/*/*")  # "**" would not enter linked folders
-    files = (path for pattern in depths for path in folder.glob(pattern) if path.suffix in (".json", ".safetensors"))
+    files = (path for pattern in depths for path in folder.glob(pattern) if path.suffix in SUFFIXES)
     for path in sorted(files):
         try:
-            status = path.stat()
+            stamp = file_stamp(path)
         except OSError:  # it went away in between, or is a dangling link
             continue
-        digest.update(f"{path.relative_to(folder)} {status.st_mtime_ns} {status.st_size}\n".encode())
+        digest.update(f"{path.relative_to(folder)} {stamp}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from comfyui_h3.h3core.checkpoint.index import TensorEntry, some_of
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, file_stamp, some_of
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.types import Progress
@@ -87,6 +87,8 @@ def load(
         on_load(done, total)
     for file, names in names_of_file.items():
         try:
+            if file_stamp(file) != entries[names[0]].stamp:
+                raise CheckpointError(f"{file} was changed after it was opened; run Load H3 again")
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in names:
                     # A copy always: safetensors hands out views of the mapped file, which may be replaced on disk.

@@ -18,7 +18,7 @@ from comfyui_h3.h3core.checkpoint import keymap, loader
 from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_index, read_json
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.config import PARTITIONS, Partition
-from comfyui_h3.h3core.errors import CheckpointError
+from comfyui_h3.h3core.errors import CheckpointError, H3Error
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.dit.config import DiTConfig
@@ -169,7 +169,9 @@ class Checkpoint:
         """The encoder up to its tap, on meta."""
         try:
             return loader.build(lambda: TextEncoder(self.text_encoder_config), dtype)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except H3Error:
+            raise
+        except Exception as error:
             # transformers builds it, and says of an impossible size whatever Python says where it first hurts.
             raise CheckpointError(
                 f"{self.text_encoder.folder / 'config.json'} is not a config transformers can build ({error!r}); "
@@ -216,6 +218,13 @@ class Checkpoint:
 
 def partition_folder(root: Path, partition: Partition) -> Path:
     """Where a partition lies below ``root``. Raises CheckpointError saying what was looked for and what is there."""
+    try:
+        return _partition_folder(root, partition)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
+
+
+def _partition_folder(root: Path, partition: Partition) -> Path:
     if not root.is_dir():
         raise CheckpointError(f"{root} is not a folder; give the folder that holds FL2VA/ and Ref2VA/")
     name = PARTITIONS[partition]

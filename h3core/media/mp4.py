@@ -5,7 +5,9 @@ The file appears under its name when it is complete, or not at all.
 
 from __future__ import annotations
 
+import atexit
 import errno
+import functools
 import os
 import secrets
 import stat
@@ -25,6 +27,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from comfyui_h3.h3core.errors import OutputError, RequestError
+from comfyui_h3.h3core.parking import PARKING
 from comfyui_h3.h3core.timing import StageTimer, Timings
 from comfyui_h3.h3core.types import Audio, Frames, Mp4, Progress
 
@@ -65,14 +68,15 @@ def write_mp4(
     timer = StageTimer(torch.device("cpu"))
     options = _Options(crf=crf, preset=preset, metadata=dict(metadata or {}), faststart=True)
     num_frames = len(frames.pixels)
+    report = PARKING.watched(on_progress)
     with (
+        PARKING.stage(),
         timer.stage("save_mp4", num_units=num_frames),
         _complete_or_absent(path) as partial,
         closing(_encode(str(partial), frames, audio, waveform, options)) as encoded,
     ):
         for done in _explained(encoded, path):
-            if on_progress is not None:
-                on_progress(done, num_frames)
+            report(done, num_frames)
     timings = frames.timings + (audio.timings if audio else Timings()) + timer.timings
     return Mp4(
         path=path,
@@ -261,13 +265,21 @@ def _complete_or_absent(path: Path) -> Iterator[Path]:
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:
         raise _output_error(path, error) from error
+    remove = functools.partial(_remove, partial)
+    atexit.register(remove)  # of a process that leaves in the middle, this block never ends
     try:
         yield partial
         _finish(partial, path)
     except BaseException:
-        with suppress(OSError):
-            partial.unlink()
+        remove()
         raise
+    finally:
+        atexit.unregister(remove)
+
+
+def _remove(partial: Path) -> None:
+    with suppress(OSError):
+        partial.unlink()
 
 
 def _finish(partial: Path, path: Path) -> None:

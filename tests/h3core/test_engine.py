@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -195,7 +196,42 @@ def test_abandoned_parts_do_not_hold_the_engine(tiny_engine, latents):
     next(parts)
     del parts
     gc.collect()
-    assert not tiny_engine._lock.locked()
+    done = []
+    thread = threading.Thread(target=lambda: done.append(tiny_engine.decode_video(latents)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done
+
+
+def test_another_stage_may_run_between_parts(tiny_engine, latents):
+    parts = tiny_engine.video_parts(latents)
+    next(parts)
+    assert tiny_engine.decode_audio(latents).samples.abs().max() > 0
+    assert sum(part.shape[1] for part in parts) > 0
+
+
+def test_encoding_is_cancelled_between_layers(tiny_engine):
+    seen = []
+
+    def cancel(done, total):
+        seen.append((done, total))
+        if done == 2:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        tiny_engine.encode(REQUEST, on_progress=cancel)
+    assert seen == [(0, 5), (1, 5), (2, 5)]
+    seen.clear()
+    tiny_engine.encode(REQUEST, on_progress=lambda *step: seen.append(step))
+    assert seen == [(done, 5) for done in range(6)]
+
+
+def test_states_that_are_not_finite_are_named(tiny_h3):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
+    engine.encode(REQUEST)
+    engine._weights._loaded["text_encoder"].model.language_model.embed_tokens.weight.fill_(torch.nan)
+    with pytest.raises(OutputError, match="text encoder"):
+        engine.encode(REQUEST)
 
 
 def test_unloaded_weights_come_back(tiny_engine, conditioning, latents):

@@ -67,6 +67,9 @@ def test_default_is_five_seconds_at_1344x768():
         ({"prompt": " \r\n\t\u3000"}, ("empty",)),
         ({"prompt": "x" * 100_001}, ("100001 characters",)),
         ({"prompt": None}, ("NoneType",)),
+        ({"prompt": "\u200b\ufeff"}, ("empty",)),
+        ({"prompt": "a \ud800 cat"}, ("half a character at place 2",)),
+        ({"prompt": "<Picture 3> a dog"}, ("<Picture 3>", "no media", "remove")),
     ],
 )
 def test_impossible_request_is_refused_with_the_remedy(fields, words):

@@ -10,6 +10,7 @@ from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.fields import check_fields
 
 CLASS_NAME = "MiniMaxH3DiTModel"
+MAX_LAYERS = 1000  # twenty times the release; past it a config is damaged, and building it would not end
 PATCH = 2  # latents per patch, in both directions of a frame
 NUM_MODALITIES = 3  # video, text, audio: thirds of a block's modulation table
 NUM_CHUNKS = 6  # shift, scale, gate of attention, then of the MLP
@@ -65,6 +66,8 @@ class DiTConfig:
         derived = {"adaln_out_features", "final_adaln_out_features"}
         check_fields(values, source, like=like, fixed={"patch_size": [1, PATCH, PATCH]}, ignored=derived)
         config = cls(**{name: values[name] for name in like})
+        if config.num_layers > MAX_LAYERS or config.token_refiner_num_layers > MAX_LAYERS:
+            raise CheckpointError(f"{source} has more than {MAX_LAYERS} layers; take the file of the release")
         for name, expected in (
             ("adaln_out_features", NUM_MODALITIES * NUM_CHUNKS * config.hidden_size),
             ("final_adaln_out_features", 2 * config.hidden_size),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from importlib import metadata
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from comfyui_h3.h3core.errors import H3Error
 from comfyui_h3.h3core.models.text_encoder.config import VISION_ROPE_THETA, TextEncoderConfig
 from comfyui_h3.h3core.models.text_encoder.template import Presentation
 from comfyui_h3.h3core.models.text_encoder.vision import VisualPatches, position_ids
+from comfyui_h3.h3core.types import Progress
 
 
 class TextEncoder(nn.Module):
@@ -27,8 +27,7 @@ class TextEncoder(nn.Module):
             from transformers import Qwen3VLConfig, Qwen3VLModel
         except ImportError as error:
             raise H3Error(
-                f"transformers {metadata.version('transformers')} has no Qwen3-VL, the text encoder of H3; "
-                "update transformers to 4.57 or newer (5.17 or newer is what this pack is tested with)"
+                f"this transformers has no Qwen3-VL, the text encoder of H3 ({error}); update it to 4.57 or newer"
             ) from error
 
         values = copy.deepcopy(dict(config.hf_config))
@@ -52,7 +51,26 @@ class TextEncoder(nn.Module):
             if hasattr(module, "original_inv_freq"):  # a buffer, or in transformers 4 a plain attribute
                 module.original_inv_freq = inv_freq.clone()
 
-    def forward(self, presentation: Presentation) -> Tensor:
+    def forward(self, presentation: Presentation, on_layer: Progress | None = None) -> Tensor:
+        """``on_layer(done, total)`` runs before each layer, and at the end; what it raises ends the forward."""
+        layers = self.model.language_model.layers
+        total = len(layers)
+        # Hooks for the time of this call: transformers has no callback, and a long prompt takes a while.
+        hooks = [
+            layer.register_forward_pre_hook(lambda *_, done=done: on_layer(done, total))
+            for done, layer in enumerate(layers)
+            if on_layer is not None
+        ]
+        try:
+            states = self._states(presentation)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if on_layer is not None:
+            on_layer(total, total)
+        return states
+
+    def _states(self, presentation: Presentation) -> Tensor:
         embedding = self.model.language_model.embed_tokens.weight
         device, dtype = embedding.device, embedding.dtype
         media = {}

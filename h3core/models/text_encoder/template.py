@@ -19,7 +19,12 @@ from comfyui_h3.h3core.models.text_encoder.vision import VisualPatches
 from comfyui_h3.h3core.types import TEXT, VIDEO
 
 RELEASE_VOCAB_ROWS = 151_936
-RELEASE_DIALOGUE_ID = 151_669  # of "<d>": only a tokenizer that reads additional_special_tokens has it
+RELEASE_IDS = {
+    # Only a tokenizer that reads additional_special_tokens has the seven, and only one with all merges has the label.
+    "<d></d><|cutoff|><|lyrics_start|><|lyrics_end|><|caption_start|><|caption_end|>": list(range(151_669, 151_676)),
+    "<Picture 1>: ": [21604, 3826, 220, 16, 26818, 220],
+}
+MAX_TOKENS = 262_144  # positions of the encoder
 
 CONTROL_TOKENS = (
     "<|endoftext|>",
@@ -87,16 +92,21 @@ class Presenter:
         """From a checkpoint's ``tokenizer/`` folder. Raises CheckpointError when it is not the release's kind."""
         from transformers import AutoTokenizer
 
+        if not (folder / "tokenizer_config.json").is_file():
+            raise CheckpointError(f"{folder} has no tokenizer_config.json; is the checkpoint complete?")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder} is not a readable tokenizer: {error}") from error
+            # A checkpoint may name Python files of its own; none of them is ever run.
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the tokenizers library raises Exception itself
+            raise CheckpointError(f"{folder} is not a readable tokenizer ({error!r}); download it again") from error
         presenter = cls(tokenizer)
-        if vocab_rows == RELEASE_VOCAB_ROWS and presenter._id("<d>") != RELEASE_DIALOGUE_ID:
-            raise CheckpointError(
-                f"{folder} gives '<d>' the id {presenter._id('<d>')}, the release {RELEASE_DIALOGUE_ID}; "
-                "use the tokenizer that came with the checkpoint"
-            )
+        if vocab_rows == RELEASE_VOCAB_ROWS:
+            for text, ids in RELEASE_IDS.items():
+                if presenter.tokenize(text) != ids:
+                    raise CheckpointError(
+                        f"{folder} reads {text!r} as {presenter.tokenize(text)}, the release as {ids}; "
+                        "use the tokenizer that came with the checkpoint"
+                    )
         if len(tokenizer) > vocab_rows:
             raise CheckpointError(f"{folder} has {len(tokenizer)} tokens, the encoder only {vocab_rows} embedding rows")
         return presenter
@@ -111,7 +121,9 @@ class Presenter:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def check_prompt(self, ids: Sequence[int]) -> None:
-        """Raises RequestError when the user typed a control token."""
+        """Raises RequestError when the user typed a control token, or more tokens than there are positions."""
+        if len(ids) > MAX_TOKENS:
+            raise RequestError(f"the prompt has {len(ids)} tokens, the encoder reads {MAX_TOKENS}; shorten it")
         typed = [self._control[i] for i in ids if i in self._control]
         if typed:
             raise RequestError(

@@ -261,6 +261,21 @@ def test_fused_qkv_rows_are_stacked_on_the_way(tiny_h3):
         assert torch.equal(loaded[part * 56 * 32 + head * 32 + channel], file[(head * 3 + part) * 32 + channel])
 
 
+def test_file_that_changed_after_it_was_opened_is_refused(copy):
+    checkpoint = Checkpoint.open(copy, "fl2va")
+    shard = copy / "FL2VA/transformer/model-00001-of-00003.safetensors"
+    tensors = load_file(shard)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, shard)
+    with pytest.raises(CheckpointError, match=r"00001.*was changed.*Load H3"):
+        checkpoint.load_dit(CPU, torch.bfloat16)
+
+
+def test_header_that_the_library_refuses_is_refused_at_once(copy):
+    file = copy / "FL2VA/audio_vae/model.safetensors"
+    file.write_bytes(file.read_bytes() + b"more")
+    assert "model.safetensors" in refused(copy)
+
+
 def test_loaded_weights_do_not_follow_the_file(copy):
     """safetensors maps files: a module must keep its weights when the file is replaced under it."""
     dit = Checkpoint.open(copy, "fl2va").load_dit(CPU, torch.bfloat16)

@@ -5,12 +5,14 @@ import pytest
 import torch
 
 from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.nodes import audio as host_audio
 from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
 from comfyui_h3.nodes.load import H3LoadModel, checkpoints
 from comfyui_h3.nodes.memory import host_device, make_room
-from comfyui_h3.nodes.models import NONE_FOUND
+from comfyui_h3.nodes.models import NONE_FOUND, find_checkpoints
 from comfyui_h3.nodes.sample import H3SampleDiT
-from comfyui_h3.nodes.save_mp4 import H3SaveMP4
+from comfyui_h3.nodes.save_mp4 import H3SaveMP4, graph_tags
+from comfyui_h3.nodes.video import from_host
 from comfyui_h3.tests.nodes.inside.inside_models import make_release
 
 PROMPT = {"prompt": "rain", "width": 1344, "height": 768, "frames": 124}
@@ -139,3 +141,38 @@ def test_host_makes_room_for_what_a_stage_is_missing(monkeypatch):
     make_room(Missing(), "encode")
     make_room(Missing(), "sample")
     assert asked == [(5, torch.device("cuda:0"))]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"preset": "placebo"}, "preset='placebo' does not exist; use one of"),
+        ({"crf": 99}, "crf=99 is not possible"),
+        ({"filename_prefix": "x" * 300}, "is too long"),
+        ({"filename_prefix": "../x"}, "leaves the output folder"),
+    ],
+)
+def test_save_settings_are_judged_before_the_job(wrong, remedy):
+    answer = H3SaveMP4.validate_inputs(**{"filename_prefix": "video/H3", "crf": 18, "preset": "fast", **wrong})
+    assert remedy in answer
+
+
+@pytest.mark.parametrize("value", ["abc", None, 3, {}])
+def test_value_in_place_of_a_link_is_refused_with_the_node_to_connect(value):
+    with pytest.raises(RequestError, match="Load H3"):
+        H3SampleDiT.execute(engine=value, conditioning=None, seed=1, sigma_points=2)
+    with pytest.raises(RequestError, match="AUDIO"):
+        host_audio.from_host(value)
+    with pytest.raises(RequestError, match="VIDEO"):
+        from_host(value)
+
+
+@pytest.mark.parametrize("extra", [[1], "x", {"\ud800": 1}, None])
+def test_extra_info_of_a_client_cannot_spoil_a_finished_job(extra):
+    assert set(graph_tags({"1": {}}, extra)) == {"prompt"}
+
+
+def test_link_that_leads_back_lists_a_model_once(tmp_path):
+    release = make_release(tmp_path / "h3")
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+    assert find_checkpoints([tmp_path]) == {"h3": release}

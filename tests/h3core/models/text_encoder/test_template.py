@@ -1,5 +1,8 @@
 """Token ids of the released tokenizer, the grammar of a presentation, and what a prompt may not contain."""
 
+import json
+import shutil
+
 import pytest
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
@@ -53,15 +56,40 @@ def test_released_vocabulary_has_the_seven_extra_tokens(released):
 
 def test_tokenizer_without_the_extra_tokens_is_refused(official_data, tmp_path):
     """A stock Qwen tokenizer splits <d> into letters: speech is then ignored, and nothing fails."""
-    import json
-    import shutil
-
     folder = shutil.copytree(official_data / "FL2VA" / "tokenizer", tmp_path / "tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config.pop("additional_special_tokens")
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="<d>"):
         Presenter.from_folder(folder, vocab_rows=151_936)
+
+
+def test_tokenizer_with_damaged_merges_is_refused(official_data, tmp_path):
+    """It would read every word letter by letter, and nothing would fail."""
+    folder = shutil.copytree(official_data / "FL2VA" / "tokenizer", tmp_path / "tokenizer")
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(CheckpointError, match="Picture 1"):
+        Presenter.from_folder(folder, vocab_rows=151_936)
+
+
+def test_python_code_of_a_checkpoint_is_never_run(tiny_h3, tmp_path):
+    folder = shutil.copytree(tiny_h3 / "FL2VA" / "tokenizer", tmp_path / "tokenizer")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    with pytest.raises(CheckpointError, match="not a readable tokenizer"):
+        Presenter.from_folder(folder, vocab_rows=512)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("file", ["vocab.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["", "[]", "garbage"])
+def test_damaged_tokenizer_file_is_refused(tiny_h3, tmp_path, file, text):
+    folder = shutil.copytree(tiny_h3 / "FL2VA" / "tokenizer", tmp_path / "tokenizer")
+    (folder / file).write_text(text)
+    with pytest.raises(CheckpointError):
+        Presenter.from_folder(folder, vocab_rows=512)
 
 
 def test_missing_tokenizer_is_refused(tmp_path):
