@@ -64,7 +64,29 @@ def test_demo_says_what_to_do_about_an_impossible_size(start_demo, tmp_path):
     log = Path(second.removeprefix("log: "))
     assert log.is_file()
     shutil.rmtree(log.parent)
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_demo_refuses_an_output_folder_that_cannot_be_before_it_starts_anything(start_demo, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    process = start_demo(OUT=str(tmp_path / "taken" / "out"))
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "cannot be used as a folder" in stderr
+    assert not stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_killed_demo_leaves_no_server(start_demo):
+    process = start_demo(SIGMA_POINTS="200", WIDTH="256", HEIGHT="256")
+    next(line for line in process.stdout if line.startswith("ready at"))
+    (server,) = children(process.pid)
+    process.kill()
+    process.wait(30)
+    deadline = time.monotonic() + 15
+    while Path(f"/proc/{server}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{server}").exists()
 
 
 @pytest.mark.parametrize("name", ["WIDTH", "SEED", "MODEL"])
