@@ -1,5 +1,6 @@
 """Token ids of the released tokenizer, the grammar of a presentation, and what a prompt may not contain."""
 
+import hashlib
 import json
 import shutil
 
@@ -46,6 +47,28 @@ def tiny(tiny_h3):
 @pytest.mark.parametrize("text", RELEASED_IDS)
 def test_ids_are_those_of_the_release(released, text):
     assert released.present(text).ids.tolist() == [int(i) for i in RELEASED_IDS[text].split()]
+
+
+LONG_PROMPTS = {  # of the request scripts that come with the release: hash, number of tokens, first and last ids
+    "t2va": ("98f36b879692095e", 537, "396 47172 26290 318 57597", "1283 279 7784 13"),
+    "fl2va": ("ae09dc5611671143", 919, "2461 279 2169 2766 11", "315 279 2997 22888 13"),
+    "ref2va": ("11f126106c4a2b12", 801, "11501 84881 510 27 13019", "279 21355 21276 13"),
+}
+
+
+@pytest.mark.parametrize("task", LONG_PROMPTS)
+def test_long_prompts_of_the_release_have_its_ids(official_data, released, task):
+    script = official_data / "scripts" / "readme" / f"reproducible-768p-{task}-request.sh"
+    if not script.is_file():
+        pytest.skip(f"the request scripts of the release are not in {official_data}")
+    body = script.read_text(encoding="utf-8").split("<<'JSON'\n")[1].split("\nJSON\n")[0]
+    prompt = json.loads(body)["prompt"]
+    digest, count, first, last = LONG_PROMPTS[task]
+    assert hashlib.sha256(prompt.encode()).hexdigest().startswith(digest)
+    ids = [str(i) for i in released.tokenize(prompt)]
+    assert len(ids) == count
+    assert " ".join(ids).startswith(first)
+    assert " ".join(ids).endswith(last)
 
 
 def test_released_vocabulary_has_the_seven_extra_tokens(released):
