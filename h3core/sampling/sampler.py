@@ -10,6 +10,7 @@ from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.precision import exact_fp32
 from comfyui_h3.h3core.sampling.noise import Noise
 from comfyui_h3.h3core.sampling.packing import (
+    PackedSequence,
     audio_from_rows,
     audio_to_rows,
     pack_text_to_video,
@@ -36,10 +37,7 @@ def sample(
     request = conditioning.request
     sequence = pack_text_to_video(request, conditioning.modality)
     # All that is constant over the loop is made before it; inside, nothing waits for the device but the checks.
-    steps = [
-        tuple(x.to(device) for x in sequence.timestep_rows(1 - schedule.video[step], 1 - schedule.audio[step]))
-        for step in range(schedule.num_forwards)
-    ]
+    steps = _timestep_rows(sequence, schedule, device)
     modality = sequence.modality.to(device)
     cos, sin = dit.rope(sequence.position_ids.to(device), dit.dtype)
     with exact_fp32():
@@ -62,3 +60,15 @@ def sample(
             on_step(step + 1, schedule.num_forwards)
     video_latents = video_from_rows(video.cpu(), request.num_latent_frames, request.latent_height, request.latent_width)
     return video_latents.contiguous(), audio_from_rows(audio.cpu())
+
+
+def _timestep_rows(sequence: PackedSequence, schedule: Schedule, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Timesteps and index rows of every step, on the device; steps with equal index rows share one tensor of them."""
+    steps: list[tuple[Tensor, Tensor]] = []
+    last = index = torch.empty(0)
+    for step in range(schedule.num_forwards):
+        timesteps, rows = sequence.timestep_rows(1 - schedule.video[step], 1 - schedule.audio[step])
+        if not torch.equal(rows, last):  # they change only where timesteps coincide, as at the start
+            last, index = rows, rows.to(device)
+        steps.append((timesteps.to(device), index))
+    return steps

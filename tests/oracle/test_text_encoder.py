@@ -70,7 +70,7 @@ def full_models(tiny_h3):
 
 
 def token_types(presentation, presenter):
-    image, clip = presenter.pad_ids()
+    image, clip = (presenter.tokenize(token)[0] for token in ("<|image_pad|>", "<|video_pad|>"))
     return (presentation.ids == image).int() + 2 * (presentation.ids == clip).int()
 
 

@@ -176,7 +176,3 @@ class Presenter:
             videos=tuple(videos),
             blocks=tuple(blocks),
         )
-
-    def pad_ids(self) -> tuple[int, int]:
-        """Ids of the image and the video pad token."""
-        return self._id("<|image_pad|>"), self._id("<|video_pad|>")
