@@ -10,10 +10,40 @@ FPS = 24
 AUDIO_LATENTS_PER_SECOND = 40
 SIDE_MULTIPLE = 32  # 16 pixels per latent, 2 latents per patch
 MIN_FRAMES = 5
+FRAME_STEP = 17
 MAX_FRAMES = 3592  # 150 s, and 17k + 5: far past what the model was trained for, near what memory allows
 MAX_SIDE = 4096
 TRAINED_FRAMES = range(107, 363)  # 4 s to 15 s
 AREA_CAP = 768 * 1344
+SHORT_EDGE = 768
+MAX_RATIO = 4
+
+
+def canvas_for_ratio(width: float, height: float, short_edge: float = SHORT_EDGE) -> tuple[int, int]:
+    """(width, height) of the canvas for a picture of the ratio ``width : height``, sides to the nearest 32 pixels.
+
+    The short side is ``short_edge``, less where the area would pass that of 1344x768: the rule of the release, for the
+    target and for each reference video. Raises RequestError for a ratio outside 1:4..4:1.
+    """
+    check_ratio(width, height)
+    ratio = width / height
+    nominal = (short_edge * ratio, float(short_edge)) if ratio >= 1 else (float(short_edge), short_edge / ratio)
+    scale = min(1.0, math.sqrt(AREA_CAP / (nominal[0] * nominal[1])))
+    canvas_width, canvas_height = (
+        max(SIDE_MULTIPLE, round(side * scale / SIDE_MULTIPLE) * SIDE_MULTIPLE) for side in nominal
+    )
+    return canvas_width, canvas_height
+
+
+def check_ratio(width: float, height: float, what: str = "the picture") -> None:
+    """Raises RequestError when one side is longer than four times the other, or not positive."""
+    if not (width > 0 and height > 0):
+        raise RequestError(f"{what} is {width:g}x{height:g}; both sides must be positive")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise RequestError(
+            f"{what} is {width:g}x{height:g}, longer than {MAX_RATIO}:1; crop it to a ratio from 1:{MAX_RATIO} to "
+            f"{MAX_RATIO}:1"
+        )
 
 
 def check_canvas(width: int, height: int) -> None:
@@ -29,7 +59,7 @@ def check_canvas(width: int, height: int) -> None:
             )
         if side > MAX_SIDE:
             raise RequestError(f"{name}={side} is more than {MAX_SIDE} pixels; use {MAX_SIDE} or less")
-    if max(width, height) > 4 * min(width, height):
+    if max(width, height) > MAX_RATIO * min(width, height):
         long_side, short_side = max(width, height), min(width, height)
         raise RequestError(
             f"width={width} height={height} is longer than 4:1; "
@@ -44,20 +74,17 @@ def align_side(side: float) -> int:
 
 def align_num_frames(num_frames: int) -> int:
     """The smallest legal frame count (17k + 5) that is at least ``num_frames``."""
-    return max(MIN_FRAMES, num_frames + (5 - num_frames) % 17)
+    return max(MIN_FRAMES, num_frames + (MIN_FRAMES - num_frames) % FRAME_STEP)
 
 
 def check_num_frames(num_frames: int) -> None:
-    """Raises RequestError, naming the nearest legal counts, when ``num_frames`` is not 17k + 5 in 5..3592."""
+    """Raises RequestError when ``num_frames`` is not in 5..3592. A count off the grid is rounded up by who uses it."""
     if not isinstance(num_frames, int) or isinstance(num_frames, bool):
         raise RequestError(f"frames={num_frames!r} is not a whole number; use 17k + 5, for example 124 (5.17 s)")
     if num_frames < MIN_FRAMES:
         raise RequestError(f"frames={num_frames} is too few; use {MIN_FRAMES} or more, in steps of 17 (5, 22, 39, ...)")
     if num_frames > MAX_FRAMES:
         raise RequestError(f"frames={num_frames} is too many; use {MAX_FRAMES} ({MAX_FRAMES / FPS:.1f} s) or less")
-    upper = align_num_frames(num_frames)
-    if upper != num_frames:
-        raise RequestError(f"frames={num_frames} is not 17k + 5; use {upper - 17} or {upper}")
 
 
 def frames_for_duration(duration_s: float) -> int:

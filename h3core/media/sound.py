@@ -1,0 +1,134 @@
+"""Sound as H3 reads it: a stereo waveform at 32 kHz, cut to the length of the target before anything else.
+
+The resampler is the windowed sinc of torchaudio (``Resample`` with its defaults), which the release uses and hosts
+need not have: the same float32 values, bit for bit for stereo (for a single channel PyTorch adds in another order).
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import av
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.types import Audio
+
+SAMPLE_RATE = 32000
+SAMPLES_PER_LATENT = 800
+MAX_RATE = 768_000
+MAX_CHANNELS = 8
+LAYOUTS = {3: "2.1", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}  # what FFmpeg assumes for a count of channels
+ROLLOFF, ZERO_CROSSINGS = 0.99, 6  # torchaudio's defaults
+PHASES = 64  # output phases per convolution: enough to be fast, and few taps that are zero
+PIECE = 1 << 20  # output samples per convolution, whose own layout takes 8 times their memory
+MIX_PIECE = 1 << 16  # samples handed to FFmpeg's mixer at a time
+
+
+def reference_waveform(audio: Audio, max_duration_s: float) -> Tensor:
+    """The sound a reference is encoded from: (2, L) float32 at 32 kHz, at most ``max_duration_s`` seconds.
+
+    Cut first, to int(max_duration_s * rate) samples. One channel becomes two equal ones at unity; three to eight are
+    mixed down as ``ffmpeg -ac 2`` does it for floats (no normalisation, so loud surround may pass 1). Nothing is made
+    louder or clipped.
+
+    Raises RequestError for samples that are not (channels, N) floats, that are not finite, for more than 8 channels,
+    for an impossible rate, and for sound shorter than one audio latent (25 ms).
+    """
+    _check_audio(audio, max_duration_s)
+    rate = audio.sample_rate
+    samples = audio.samples[:, : int(max_duration_s * rate)].detach().to("cpu", torch.float32)
+    num_channels, num_samples = samples.shape
+    if num_samples < 2 or math.ceil(num_samples * SAMPLE_RATE / rate) < SAMPLES_PER_LATENT:
+        raise RequestError(
+            f"the reference sound is too short: {num_samples} samples at {rate} Hz are {num_samples / rate:.4g} s; "
+            "give at least 0.025 s, and 2 s or more for a useful reference, or disconnect it"
+        )
+    finite = torch.isfinite(samples)
+    if not finite.all():
+        first = int((~finite).any(dim=0).nonzero()[0])
+        raise RequestError(
+            f"the reference sound holds {int((~finite).sum())} NaN or Inf values, the first at {first / rate:.3f} s; "
+            "look at the node that made it, and queue again"
+        )
+    if num_channels > 2:
+        samples = _mix_to_stereo(samples, rate)
+    return sinc_resample(samples.expand(2, -1), rate, SAMPLE_RATE).contiguous()
+
+
+def _check_audio(audio: Audio, max_duration_s: float) -> None:
+    samples, rate = audio.samples, audio.sample_rate
+    if samples.ndim != 2 or not samples.is_floating_point():
+        raise RequestError(
+            f"the reference sound must be (channels, samples) floats, got {tuple(samples.shape)} {samples.dtype}; "
+            "of a batch, give one item"
+        )
+    if isinstance(rate, bool) or not isinstance(rate, int) or not 0 < rate <= MAX_RATE:
+        raise RequestError(f"a sample rate of {rate!r} Hz is not possible; use a whole number from 1 to {MAX_RATE}")
+    if not 1 <= len(samples) <= MAX_CHANNELS:
+        raise RequestError(
+            f"the reference sound has {len(samples)} channels; 1 to {MAX_CHANNELS} are possible, mix it to stereo first"
+        )
+    if not (max_duration_s > 0 and math.isfinite(max_duration_s)):
+        raise RequestError(f"a sound of {max_duration_s} s at most is not possible; use a positive number of seconds")
+
+
+def _mix_to_stereo(samples: Tensor, rate: int) -> Tensor:
+    """(C, N) -> (2, N) by FFmpeg's matrix for the layout that it assumes for C channels."""
+    mixer = av.AudioResampler(format="fltp", layout="stereo", rate=rate)
+    interleaved = samples.T.contiguous().numpy()  # (N, C): PyAV cannot hand over 8 planes
+    mixed = []
+    for start in range(0, len(interleaved), MIX_PIECE):
+        piece = interleaved[start : start + MIX_PIECE].reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(piece, format="flt", layout=LAYOUTS[len(samples)])
+        frame.sample_rate, frame.time_base, frame.pts = rate, Fraction(1, rate), start
+        mixed += mixer.resample(frame)
+    mixed += mixer.resample(None)
+    return torch.from_numpy(np.concatenate([frame.to_ndarray() for frame in mixed], axis=1))
+
+
+def sinc_resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
+    """(C, N) float32 at ``from_rate`` -> (C, ceil(to_rate * N / from_rate)); the same tensor for equal rates.
+
+    With o / n the reduced ratio of the rates, output sample k n + p is a window of the input around k o + p o / n: one
+    convolution with stride o for each phase p. Phases are taken PHASES at a time, each group with only the taps that
+    its windows reach. All others of a bank of n phases and o taps (5.6 GB for 44099 Hz) are zero, and leaving them out
+    changes no bit of a sum.
+    """
+    if from_rate == to_rate:
+        return samples
+    divisor = math.gcd(from_rate, to_rate)
+    o, n = from_rate // divisor, to_rate // divisor
+    base = min(o, n) * ROLLOFF
+    width = math.ceil(ZERO_CROSSINGS * o / base)
+    num_channels, num_samples = samples.shape
+    num_blocks = num_samples // o + 1  # of n output samples each
+    padded = F.pad(samples, (width, width + o))[:, None]  # (C, 1, N + 2 width + o)
+    resampled = samples.new_empty(num_channels, num_blocks, n)
+    at_once = max(1, PIECE // n)
+    for phase in range(0, n, PHASES):
+        phases = range(phase, min(n, phase + PHASES))
+        first = phases[0] * o // n  # tap 0 is the input sample ``width`` before the block
+        end = min(2 * width + o, phases[-1] * o // n + 2 * width + 2)
+        kernels = _kernels(phases, range(first - width, end - width), o, n, base)[:, None]
+        for block in range(0, num_blocks, at_once):
+            last = min(num_blocks, block + at_once) - 1
+            reach = padded[..., block * o + first : last * o + end]
+            piece = F.conv1d(reach, kernels, stride=o)  # (C, phases, blocks)
+            resampled[:, block : last + 1, phases.start : phases.stop] = piece.transpose(1, 2)
+    return resampled.flatten(1)[:, : math.ceil(n * num_samples / o)]
+
+
+def _kernels(phases: range, taps: range, o: int, n: int, base: float) -> Tensor:
+    """(phases, taps) float32: Hann-windowed sinc, in float64 but for the phase, which torchaudio rounds to float32."""
+    offset = -torch.arange(phases.start, phases.stop).to(torch.float32) / n
+    t = offset[:, None] + torch.arange(taps.start, taps.stop, dtype=torch.float64) / o
+    t = (t * base).clamp_(-ZERO_CROSSINGS, ZERO_CROSSINGS)
+    window = torch.cos(t * math.pi / ZERO_CROSSINGS / 2) ** 2
+    t *= math.pi
+    sinc = torch.where(t == 0, torch.ones_like(t), t.sin() / t)
+    return (sinc * (window * (base / o))).to(torch.float32)
