@@ -24,7 +24,7 @@ from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.request import resolve
 from comfyui_h3.h3core.sampling.noise import Noise
-from comfyui_h3.h3core.sampling.packing import pack_text_to_video
+from comfyui_h3.h3core.sampling.packing import pack
 from comfyui_h3.h3core.sampling.sampler import sample
 from comfyui_h3.h3core.sampling.schedule import Schedule
 from comfyui_h3.h3core.types import Conditioning, Request
@@ -52,7 +52,7 @@ def random_weights(dit: DiT, device: torch.device) -> DiT:
 def forward_seconds(dit: DiT, clip: str, device: torch.device, num_forwards: int) -> tuple[list[float], int]:
     """Seconds of each forward after the first, and the rows of the sequence."""
     num_frames, num_text = CLIPS[clip]
-    request = resolve(Request(prompt=clip, num_frames=num_frames, **SIZE))
+    request, _ = resolve(Request(prompt=clip, num_frames=num_frames, **SIZE))
     config = dit.config
     conditioning = Conditioning(
         request=request,
@@ -68,7 +68,7 @@ def forward_seconds(dit: DiT, clip: str, device: torch.device, num_forwards: int
 
     sample(dit, conditioning, noise, Schedule.uniform(num_forwards + 2, 12.0, 3.0), device, on_step)
     seconds = [end - start for start, end in itertools.pairwise(ends[1:])]
-    return seconds, pack_text_to_video(request, conditioning.modality).layout.num_rows
+    return seconds, pack(request, conditioning.modality).layout.num_rows
 
 
 def median_ms(call: Callable[[], object], repeats: int = 5) -> float:

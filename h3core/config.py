@@ -14,6 +14,8 @@ from comfyui_h3.kernels.dispatch import BACKENDS
 
 Partition = Literal["fl2va", "ref2va"]
 PARTITIONS: dict[Partition, str] = {"fl2va": "FL2VA", "ref2va": "Ref2VA"}  # the folder of each in a checkpoint
+WEIGHTS: tuple[Partition | Literal["auto"], ...] = ("auto", *PARTITIONS)
+QUALITIES = ("lossless", "exact")
 PRECISIONS = ("auto", "bfloat16", "float32")
 
 
@@ -22,24 +24,28 @@ class EngineConfig:
     """One engine on one device. "auto" is resolved when the object is made, so equal engines are equal configurations.
 
     checkpoint: folder in the official layout (it holds FL2VA/ and Ref2VA/), or one of these two folders itself.
-    partition: which of the two sets of weights. "fl2va" runs text to video and first/last frame, "ref2va" references.
+    partition: which of the two sets of weights. "fl2va" runs text to video and keyframes, "ref2va" references; with
+        "auto" each request takes the one it needs, of those that are in the folder.
     device: a torch device; "auto" is the first CUDA device, or the CPU where there is none.
     precision: of the DiT and the text encoder; "auto" is the checkpoint's bfloat16 on a GPU and float32 on a CPU.
         float16 does not exist here: the residual stream of H3 leaves its range and the picture turns black.
+    quality: "exact" computes in the order of the public reference; "lossless" computes the same, and may add up in
+        another order where that is faster.
     kernels: "auto" takes the Triton kernels where they can run; "triton" insists on them, "torch" never uses them.
 
     Raises RequestError for values outside these.
     """
 
     checkpoint: Path
-    partition: Partition = "fl2va"
+    partition: Partition | Literal["auto"] = "auto"
     device: str = "auto"
     precision: str = "auto"
+    quality: str = "lossless"
     kernels: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.partition not in PARTITIONS:
-            raise RequestError(f"partition={self.partition!r} does not exist; use one of {', '.join(PARTITIONS)}")
+        if self.partition not in WEIGHTS:
+            raise RequestError(f"partition={self.partition!r} does not exist; use one of {', '.join(WEIGHTS)}")
         if self.precision in ("float16", "fp16", "half"):
             raise RequestError(
                 "precision=float16 is not possible: values inside H3 pass 65,504, the picture would be black; "
@@ -47,6 +53,8 @@ class EngineConfig:
             )
         if self.precision not in PRECISIONS:
             raise RequestError(f"precision={self.precision!r} does not exist; use one of {', '.join(PRECISIONS)}")
+        if self.quality not in QUALITIES:
+            raise RequestError(f"quality={self.quality!r} does not exist; use one of {', '.join(QUALITIES)}")
         if self.kernels not in BACKENDS:
             raise RequestError(f"kernels={self.kernels!r} does not exist; use one of {', '.join(BACKENDS)}")
         device = _resolve_device(self.device)

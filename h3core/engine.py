@@ -11,24 +11,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfyui_h3.h3core.checkpoint.official import Checkpoint
-from comfyui_h3.h3core.config import EngineConfig
+from comfyui_h3.h3core.config import EngineConfig, Partition
 from comfyui_h3.h3core.errors import OutputError, RequestError
 from comfyui_h3.h3core.media.frames import to_uint8
 from comfyui_h3.h3core.media.mp4 import write_mp4
-from comfyui_h3.h3core.models.audio_vae import decoder as audio_vae
+from comfyui_h3.h3core.media.prepare import Announce, PreparedMedium, prepare
+from comfyui_h3.h3core.media.references import MediaRequest
+from comfyui_h3.h3core.media_request import resolve_media
+from comfyui_h3.h3core.models.audio_vae import decoder as audio_decoder
+from comfyui_h3.h3core.models.audio_vae import encoder as audio_encoder
 from comfyui_h3.h3core.models.precision import exact_fp32
-from comfyui_h3.h3core.models.text_encoder.template import Presentation, Presenter
-from comfyui_h3.h3core.models.video_vae import decoder as video_vae
+from comfyui_h3.h3core.models.text_encoder.template import Presentation, Presenter, media_items
+from comfyui_h3.h3core.models.text_encoder.vision import PixelLimits
+from comfyui_h3.h3core.models.video_vae import decoder as video_decoder
+from comfyui_h3.h3core.models.video_vae import encoder as video_encoder
 from comfyui_h3.h3core.parking import PARKING
+from comfyui_h3.h3core.parts import Checkpoints, Parts
 from comfyui_h3.h3core.request import check_seed, check_sigma_points, resolve
-from comfyui_h3.h3core.residency import Residency, Source, available_host_bytes
+from comfyui_h3.h3core.residency import Residency, available_host_bytes
+from comfyui_h3.h3core.result_cache import ResultCache, key_of
 from comfyui_h3.h3core.sampling.noise import Noise
-from comfyui_h3.h3core.sampling.packing import text_to_video_layout
+from comfyui_h3.h3core.sampling.packing import layout_of
 from comfyui_h3.h3core.sampling.sampler import sample
 from comfyui_h3.h3core.sampling.schedule import Schedule
-from comfyui_h3.h3core.timing import StageTimer
-from comfyui_h3.h3core.types import Audio, Conditioning, Frames, Latents, Mp4, Progress, Request, ResolvedRequest
+from comfyui_h3.h3core.timing import StageTimer, Timings
+from comfyui_h3.h3core.types import (
+    Audio,
+    Condition,
+    Conditioning,
+    EncodedMedia,
+    EncodedMedium,
+    Frames,
+    Latents,
+    Mp4,
+    Progress,
+    Request,
+    ResolvedRequest,
+    Task,
+)
 from comfyui_h3.kernels.dispatch import backend, triton_problem
 
 log = logging.getLogger(__name__)
@@ -36,12 +56,15 @@ log = logging.getLogger(__name__)
 # Activations, weights aside. Upper bounds at the sizes of the release; the tiny model needs less.
 ENCODE_BYTES_PER_ROW = 256 << 10
 USUAL_TEXT_ROWS = 1000
+ENCODE_TILE_BYTES = 4 << 30
 DECODE_TILE_BYTES = 1 << 30
 DECODE_AUDIO_BYTES = 1 << 30
 
+RESULT_CACHE_BYTES = 1 << 30  # on the host; a prompt with a long reference clip is 130 MB, its latents 20 MB
+
 
 class Engine:
-    """Runs the stages of H3: ``encode``, ``sample``, ``decode_video``, ``decode_audio``, ``save``.
+    """Runs the stages of H3: ``encode_media``, ``encode``, ``sample``, ``decode_video``, ``decode_audio``, ``save``.
 
     Making one reads configs and shard headers; weights are read when a stage first needs them and then stay, unless
     the device has no room for the next stage's. Stages may be called from any thread, one at a time; ``on_load`` counts
@@ -54,51 +77,99 @@ class Engine:
         self.device = config.torch_device
         self.dtype = config.torch_dtype
         _check_kernels(config.kernels, self.device, self.dtype)
-        self.checkpoint = Checkpoint.open(config.checkpoint, config.partition)
-        self._weights = Residency(self.device, _sources(self.checkpoint, config))
+        self.checkpoints = Checkpoints.open(config)
+        self._parts = Parts.of(self.checkpoints.opened, config)
+        self._weights = Residency(self.device, self._parts.sources)
+        self._results = ResultCache(RESULT_CACHE_BYTES)
         self._lock = threading.RLock()  # a callback may ask for another stage
-        self._presenter: Presenter | None = None
+        self._tokenizers: dict[Partition, tuple[Presenter, PixelLimits]] = {}
         log.info("%s", self.describe())
 
     def describe(self) -> str:
         """One line: which weights, how many, where and in which precision."""
-        dit = self.checkpoint.dit_config
-        num_weights = sum(entry.num_elements for entry in self.checkpoint.transformer.entries.values())
+        first = self.checkpoints.first
+        num_weights = sum(entry.num_elements for entry in first.transformer.entries.values())
         return (
-            f"MiniMax H3 {self.checkpoint.partition}: {dit.num_layers} blocks of {dit.hidden_size}, "
-            f"{_count(num_weights)} weights, {self.device}, "
+            f"MiniMax H3 {' and '.join(self.checkpoints.opened)}: {first.dit_config.num_layers} blocks of "
+            f"{first.dit_config.hidden_size}, {_count(num_weights)} weights, {self.device}, "
             f"{str(self.dtype).removeprefix('torch.')}"
         )
 
     @torch.no_grad()
-    def encode(
-        self, request: Request, *, on_progress: Progress | None = None, on_load: Progress | None = None
-    ) -> Conditioning:
-        """The prompt as the DiT reads it. All checks of the request come before any weight is read.
+    def encode_media(
+        self, request: MediaRequest, *, on_medium: Announce | None = None, on_load: Progress | None = None
+    ) -> EncodedMedia:
+        """Keyframes and references as the DiT and the text encoder read them.
 
-        ``on_progress`` counts the layers.
+        ``on_medium`` is asked by name for the callback of each part of the work: frames read, tiles encoded.
+
+        Raises RequestError for media that are not possible, before any weight is read where that can be told.
+        """
+        request, resolved, notices = resolve_media(request)
+        self.checkpoints.check(resolved.task)
+        self._check_host_memory(resolved)
+
+        def announce(name: str) -> Progress:
+            return PARKING.watched(None if on_medium is None else on_medium(name))
+
+        timer = StageTimer(self.device)
+        stage = timer.stage("encode_media", num_units=len(request.keyframes) + len(request.references))
+        with self._lock, PARKING.stage(), self._weights.explained("encoding the media"), stage:
+            media = tuple(
+                self._encode_medium(medium, resolved.task, announce, on_load)
+                for medium in prepare(request, resolved, announce)
+            )
+        return EncodedMedia(request=resolved, media=media, notices=notices, timings=timer.timings)
+
+    @torch.no_grad()
+    def encode(
+        self,
+        request: Request,
+        media: EncodedMedia | None = None,
+        *,
+        on_progress: Progress | None = None,
+        on_load: Progress | None = None,
+    ) -> Conditioning:
+        """The prompt, behind its media, as the DiT reads it. All checks of the request come before any weight is read.
+
+        ``on_progress`` counts the layers. What was encoded before is not encoded again.
 
         Raises RequestError for an impossible request, one that the memory of this machine cannot hold among them.
         """
-        resolved = resolve(request)
-        if self.checkpoint.partition != "fl2va":
-            raise RequestError(
-                "the ref2va weights need at least one reference; load the fl2va weights for a video from text alone"
-            )
+        resolved, notices = resolve(request, media)
+        self.checkpoints.check(resolved.task)
         self._check_host_memory(resolved)
+        timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("encoding"):
-            if self._presenter is None:
-                self._presenter = self.checkpoint.load_presenter()
-            presentation = self._presenter.present(request.prompt)
-            timer = StageTimer(self.device)
-            with timer.stage("load_text_encoder"):
-                encoder = self._module("text_encoder", _encode_bytes(presentation), on_load)
-            with timer.stage("encode", num_units=len(presentation.ids)), exact_fp32():
-                text = encoder(presentation, PARKING.watched(on_progress)).cpu()
-            if not torch.isfinite(text.sum()):
-                raise OutputError("the text encoder gave states that are not finite; its weights may be damaged")
+            presenter, limits = self._tokenizer(resolved.task)
+            ids = presenter.prompt_ids(request.prompt)
+            presented = () if media is None else media.presented
+            views = [(medium.condition.kind, medium.condition.audio is not None) for medium in presented]
+            pixels = [medium.view for medium in presented]
+            key = key_of(self._part("text_encoder", resolved.task), self.config.precision, limits, ids, views, *pixels)
+
+            def make() -> tuple[Tensor, Tensor]:
+                presentation = presenter.present(request.prompt, media_items(presented, limits))
+                with timer.stage("load_text_encoder"):
+                    encoder = self._module("text_encoder", resolved.task, _encode_bytes(presentation), on_load)
+                with timer.stage("encode", num_units=len(presentation.ids)), exact_fp32():
+                    text = encoder(presentation, PARKING.watched(on_progress)).cpu()
+                if not torch.isfinite(text.sum()):
+                    raise OutputError("the text encoder gave states that are not finite; its weights may be damaged")
+                return text, presentation.modality
+
+            if key in self._results:
+                PARKING.watched(on_progress)(1, 1)
+            text, modality = self._results.get(key, make)
         log.info("encode: %d text rows", len(text))
-        return Conditioning(request=resolved, text=text, modality=presentation.modality, timings=timer.timings)
+        return Conditioning(
+            request=resolved,
+            text=text,
+            modality=modality,
+            conditions=() if media is None else tuple(medium.condition for medium in media.media),
+            notices=notices if media is None else media.notices + notices,
+            timings=(Timings() if media is None else media.timings) + timer.timings,
+        )
 
     @torch.no_grad()
     def sample(
@@ -113,11 +184,13 @@ class Engine:
     ) -> Latents:
         """Denoised latents after ``sigma_points - 1`` forwards. ``noise`` replaces the one drawn from ``seed``.
 
-        Raises RequestError for a seed or a count that is not possible.
+        Raises RequestError for a seed or a count that is not possible, or a conditioning these weights cannot read.
         """
         check_seed(seed)
         check_sigma_points(sigma_points)
-        checkpoint = self.checkpoint
+        request = conditioning.request
+        self.checkpoints.check(request.task)
+        checkpoint = self.checkpoints.of(request.task)
         dit_config = checkpoint.dit_config
         if conditioning.text.shape[1] != dit_config.text_dim:
             raise RequestError(
@@ -126,19 +199,19 @@ class Engine:
             )
         schedule = Schedule.uniform(sigma_points, checkpoint.video_shift, checkpoint.audio_shift)
         noise = noise or Noise.draw(
-            conditioning.request,
+            request,
             seed,
             video_channels=dit_config.latents_dim,
             audio_channels=dit_config.audio_latents_dim,
+            conditions=conditioning.conditions,
         )
         timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("sampling"), backend(self.config.kernels):
             with timer.stage("load_dit"):
-                dit = self._module("dit", self._sample_bytes(len(conditioning.text), conditioning.request), on_load)
+                dit = self._module("dit", request.task, self._sample_bytes(conditioning), on_load)
             with timer.stage("sample", num_units=schedule.num_forwards):
                 video, audio = sample(dit, conditioning, noise, schedule, self.device, PARKING.watched(on_step))
-        timings = conditioning.timings + timer.timings
-        return Latents(request=conditioning.request, video=video, audio=audio, timings=timings)
+        return Latents(request=request, video=video, audio=audio, timings=conditioning.timings + timer.timings)
 
     @torch.no_grad()
     def decode_video(
@@ -149,11 +222,11 @@ class Engine:
         request = latents.request
         with self._lock, PARKING.stage(), self._weights.explained("decoding the video"):
             with timer.stage("load_video_decoder"):
-                decoder = self._module("video_decoder", _decode_video_bytes(request), on_load)
+                decoder = self._module("video_decoder", request.task, _decode_video_bytes(request), on_load)
             pixels = torch.empty(request.num_frames, request.height, request.width, 3, dtype=torch.uint8)
             with timer.stage("decode_video", num_units=request.num_frames):
                 start = 0
-                for part in video_vae.decode(decoder, latents.video, on_tile=PARKING.watched(on_progress)):
+                for part in video_decoder.decode(decoder, latents.video, on_tile=PARKING.watched(on_progress)):
                     stop = start + part.shape[1]
                     pixels[start:stop] = to_uint8(part).movedim(0, -1)
                     start = stop
@@ -164,8 +237,8 @@ class Engine:
     def video_parts(self, latents: Latents) -> Iterator[Tensor]:
         """The same frames before rounding: parts (3, F_i, H, W) float32 in [0, 1], in order."""
         with self._lock:
-            decoder = self._module("video_decoder", _decode_video_bytes(latents.request), None)
-            yield from video_vae.decode(decoder, latents.video)
+            task, num_bytes = latents.request.task, _decode_video_bytes(latents.request)
+            yield from video_decoder.decode(self._module("video_decoder", task, num_bytes, None), latents.video)
 
     @torch.no_grad()
     def decode_audio(self, latents: Latents, *, on_load: Progress | None = None) -> Audio:
@@ -173,12 +246,12 @@ class Engine:
         timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("decoding the audio"):
             with timer.stage("load_audio_decoder"):
-                decoder = self._module("audio_decoder", DECODE_AUDIO_BYTES, on_load)
+                decoder = self._module("audio_decoder", latents.request.task, DECODE_AUDIO_BYTES, on_load)
             with timer.stage("decode_audio"):
-                samples = audio_vae.decode(decoder, latents.audio).cpu()
+                samples = audio_decoder.decode(decoder, latents.audio).cpu()
         return Audio(
             samples=samples,
-            sample_rate=self.checkpoint.audio_vae_config.sample_rate,
+            sample_rate=self.checkpoints.of(latents.request.task).audio_vae_config.sample_rate,
             timings=latents.timings + timer.timings,
         )
 
@@ -186,37 +259,94 @@ class Engine:
         """An MP4 at ``path``, complete or not there at all; options and errors are those of ``write_mp4``."""
         return write_mp4(path, frames, audio, **options)
 
-    def missing_bytes(self, stage: str, request: ResolvedRequest | None = None) -> int:
-        """Device memory that "encode", "sample", "decode_video" or "decode_audio" would still take; 0 on a CPU.
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text as the encoder reads it."""
+        with self._lock:
+            return len(self._tokenizer(self._any_task)[0].tokenize(text))
 
-        For a host with models of its own there, to make room before the call. The prompt counts as a usual one; stages
-        whose memory depends on the size want the ``request`` of their conditioning or latents.
+    def missing_bytes(self, stage: str, given: EncodedMedia | Conditioning | Latents | None = None) -> int:
+        """Device memory that a stage, by the name of its method, would still take; 0 on a CPU.
+
+        For a host with models of its own there, to make room before the call. ``given`` is what the stage will get:
+        "encode" EncodedMedia or None, "sample" a Conditioning, "decode_video" and "decode_audio" Latents. The prompt
+        counts as a usual one.
         """
         if self.device.type == "cpu":
             return 0
-        if stage == "encode":
-            return self._weights.missing_bytes("text_encoder", USUAL_TEXT_ROWS * ENCODE_BYTES_PER_ROW)
-        if stage == "sample" and request is not None:
-            return self._weights.missing_bytes("dit", self._sample_bytes(USUAL_TEXT_ROWS, request))
-        if stage == "decode_video" and request is not None:
-            return self._weights.missing_bytes("video_decoder", _decode_video_bytes(request))
-        if stage == "decode_audio":
-            return self._weights.missing_bytes("audio_decoder", DECODE_AUDIO_BYTES)
-        raise ValueError(f"there is no stage {stage!r} without a request")
+        if stage == "encode_media" and given is None:
+            return self._missing_bytes("video_encoder", self._any_task, ENCODE_TILE_BYTES)
+        if stage == "encode" and (given is None or isinstance(given, EncodedMedia)):
+            task = self._any_task if given is None else given.task
+            num_rows = USUAL_TEXT_ROWS + (0 if given is None else _view_rows(given))
+            return self._missing_bytes("text_encoder", task, num_rows * ENCODE_BYTES_PER_ROW)
+        if stage == "sample" and isinstance(given, Conditioning):
+            return self._missing_bytes("dit", given.request.task, self._sample_bytes(given))
+        if stage == "decode_video" and isinstance(given, Latents):
+            return self._missing_bytes("video_decoder", given.request.task, _decode_video_bytes(given.request))
+        if stage == "decode_audio" and isinstance(given, Latents):
+            return self._missing_bytes("audio_decoder", given.request.task, DECODE_AUDIO_BYTES)
+        raise ValueError(f"there is no stage {stage!r} that gets a {type(given).__name__}")
 
     def unload(self) -> None:
-        """Gives the memory of all weights back; the next stage reads its own again."""
+        """Gives the memory of all weights and kept results back; the next stage makes its own again."""
         with self._lock:
             self._weights.clear()
+            self._results.clear()
 
-    def _module(self, name: str, working_bytes: int, on_load: Progress | None) -> Any:
-        return self._weights.get(name, working_bytes, PARKING.watched(on_load))
+    @property
+    def _any_task(self) -> Task:
+        return "ref2va" if list(self.checkpoints.opened) == ["ref2va"] else "t2va"
+
+    def _part(self, part: str, task: Task) -> str:
+        return self._parts.names[self.checkpoints.of(task).partition, part]
+
+    def _module(self, part: str, task: Task, working_bytes: int, on_load: Progress | None) -> Any:
+        return self._weights.get(self._part(part, task), working_bytes, PARKING.watched(on_load))
+
+    def _missing_bytes(self, part: str, task: Task, working_bytes: int) -> int:
+        return self._weights.missing_bytes(self._part(part, task), working_bytes)
+
+    def _tokenizer(self, task: Task) -> tuple[Presenter, PixelLimits]:
+        checkpoint = self.checkpoints.of(task)
+        if checkpoint.partition not in self._tokenizers:
+            self._tokenizers[checkpoint.partition] = checkpoint.load_presenter(), checkpoint.load_pixel_limits()
+        return self._tokenizers[checkpoint.partition]
+
+    def _encode_medium(
+        self, medium: PreparedMedium, task: Task, announce: Announce, on_load: Progress | None
+    ) -> EncodedMedium:
+        """Latents of one medium, found again when the same pixels or samples were encoded before."""
+        video = audio = None
+        frames, samples = medium.encoded_frames, medium.samples
+        if frames is not None:
+            part = self._part("video_encoder", task)
+
+            def encode_frames() -> tuple[Tensor]:
+                encoder = self._module("video_encoder", task, ENCODE_TILE_BYTES, on_load)
+                on_tile = announce(f"Encoding {medium.name}")
+                exact = self.config.quality == "exact"
+                return (video_encoder.encode(encoder, frames.movedim(-1, 0), exact=exact, on_tile=on_tile),)
+
+            (video,) = self._results.get(key_of(part, frames), encode_frames)
+        if samples is not None:
+            part = self._part("audio_encoder", task)
+
+            def encode_samples() -> tuple[Tensor]:
+                return (
+                    audio_encoder.encode(self._module("audio_encoder", task, DECODE_AUDIO_BYTES, on_load), samples),
+                )
+
+            (audio,) = self._results.get(key_of(part, samples), encode_samples)
+        if not all(torch.isfinite(latents.sum()) for latents in (video, audio) if latents is not None):
+            raise OutputError(f"{medium.name}: the VAE gave latents that are not finite; its weights may be damaged")
+        condition = Condition(kind=medium.kind, video=video, audio=audio, frame=medium.frame)
+        return EncodedMedium(condition=condition, view=medium.view)
 
     def _check_host_memory(self, request: ResolvedRequest) -> None:
         """Raises RequestError when frames, and on a CPU activations, of this size cannot be held."""
         needed = request.num_frames * request.height * request.width * 3
         if self.device.type == "cpu":
-            needed = max(needed, self._sample_bytes(USUAL_TEXT_ROWS, request))
+            needed = max(needed, self._row_bytes(layout_of(request, USUAL_TEXT_ROWS).num_rows, request.task))
         available = available_host_bytes()
         if available is not None and needed > available:
             raise RequestError(
@@ -224,33 +354,22 @@ class Engine:
                 f"of memory, {available / 2**30:.0f} GiB are available; use fewer frames or a smaller size"
             )
 
-    def _sample_bytes(self, num_text: int, request: ResolvedRequest) -> int:
-        num_rows = text_to_video_layout(request, num_text).num_rows
-        return num_rows * self.checkpoint.dit_config.bytes_per_row(self.dtype.itemsize)
+    def _sample_bytes(self, conditioning: Conditioning) -> int:
+        layout = layout_of(conditioning.request, len(conditioning.text), conditioning.conditions)
+        return self._row_bytes(layout.num_rows, conditioning.request.task)
 
-
-def _sources(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Source]:
-    device, dtype, vae_dtype = config.torch_device, config.torch_dtype, config.vae_dtype
-    return {
-        "text_encoder": Source(
-            build=lambda: checkpoint.new_text_encoder(dtype),
-            load=lambda on_load: checkpoint.load_text_encoder(device, dtype, on_load),
-        ),
-        "dit": Source(
-            build=lambda: checkpoint.new_dit(dtype), load=lambda on_load: checkpoint.load_dit(device, dtype, on_load)
-        ),
-        "video_decoder": Source(
-            build=lambda: checkpoint.new_video_decoder(vae_dtype),
-            load=lambda on_load: checkpoint.load_video_decoder(device, vae_dtype, on_load),
-        ),
-        "audio_decoder": Source(
-            build=checkpoint.new_audio_decoder, load=lambda on_load: checkpoint.load_audio_decoder(device, on_load)
-        ),
-    }
+    def _row_bytes(self, num_rows: int, task: Task) -> int:
+        return num_rows * self.checkpoints.of(task).dit_config.bytes_per_row(self.dtype.itemsize)
 
 
 def _encode_bytes(presentation: Presentation) -> int:
     return len(presentation.ids) * ENCODE_BYTES_PER_ROW
+
+
+def _view_rows(media: EncodedMedia) -> int:
+    """About as many rows as the text encoder has for the pixels it sees: one for 32 x 32 pixels of two frames."""
+    views = [medium.view for medium in media.presented if medium.view is not None]
+    return sum(-(-view.shape[0] // 2) * view.shape[1] * view.shape[2] // 1024 for view in views)
 
 
 def _decode_video_bytes(request: ResolvedRequest) -> int:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media.canvas import (
     AREA_CAP,
     FPS,
     TRAINED_FRAMES,
+    align_num_frames,
     check_canvas,
     check_num_frames,
     frames_for_duration,
     num_audio_latents,
     num_latent_frames,
 )
-from comfyui_h3.h3core.types import Request, ResolvedRequest
+from comfyui_h3.h3core.types import EncodedMedia, Request, ResolvedRequest, Task
 
 log = logging.getLogger(__name__)
 
@@ -26,53 +28,84 @@ DEFAULT_SEED = 42  # the serving references' seed when a request has none
 MAX_SEED = 2**63 - 1
 MAX_SIGMA_POINTS = 1000
 MAX_PROMPT_CHARACTERS = 100_000  # a bound before anything is read; tokens are counted against the encoder's own
-REFERENCE = re.compile(r"<(Picture|Video|Audio) \d+>")
+LABEL = re.compile(r"<(Picture|Video|Audio) (\d+)>")
 HOSTED_PROMPT_CHARACTERS = 7000  # limit of the hosted service; the weights have none
 
 
-def resolve(request: Request) -> ResolvedRequest:
-    """The sizes a text-to-video request will run at.
+def resolve(request: Request, media: EncodedMedia | None = None) -> tuple[ResolvedRequest, tuple[str, ...]]:
+    """The sizes and the task a request will run with, and what is unusual about it, one sentence each.
 
-    Raises RequestError for what cannot run; logs a warning for what can, but lies outside what H3 was trained on.
+    ``media`` are those the prompt is about; they were prepared for one size, which has to be the request's.
+    Raises RequestError for what cannot run, and with ``request.strict`` for what is unusual.
     """
     check_prompt(request.prompt)
-    check_labels(request.prompt)
-    check_canvas(request.width, request.height)
-    if request.duration_s is not None and request.num_frames is not None:
-        raise RequestError("both frames and duration are given; give one of them")
-    if request.duration_s is not None:
-        num_frames = frames_for_duration(request.duration_s)
-    else:
-        num_frames = DEFAULT_NUM_FRAMES if request.num_frames is None else request.num_frames
-    check_num_frames(num_frames)
-    for warning in warnings(request, num_frames):
-        log.warning(warning)
-    return ResolvedRequest(
-        width=request.width,
-        height=request.height,
-        num_frames=num_frames,
-        num_latent_frames=num_latent_frames(num_frames),
-        num_audio_latents=num_audio_latents(num_frames),
-    )
-
-
-def warnings(request: Request, num_frames: int) -> list[str]:
-    """What is unusual about a legal request, one sentence each."""
-    found = []
-    if num_frames not in TRAINED_FRAMES:
-        found.append(
-            f"frames={num_frames} ({num_frames / FPS:.2f} s) is outside the trained range of "
-            f"{TRAINED_FRAMES.start} to {TRAINED_FRAMES.stop - 1} frames (4 to 15 s): quality is not known there"
+    task: Task = "t2va" if media is None else media.task
+    resolved, notices = resolve_size(request.width, request.height, request.num_frames, request.duration_s, task)
+    if media is not None and media.request != resolved:
+        raise RequestError(
+            f"the media were encoded for {size_text(media.request)}, the prompt asks for {size_text(resolved)}; "
+            "give both the same width, height and frames (H3 Canvas feeds both)"
         )
-    if request.width * request.height > AREA_CAP:
-        found.append(
-            f"{request.width}x{request.height} has more pixels than 1344x768, the largest canvas H3 was trained on"
-        )
+    counts = (0, 0, 0) if media is None else (media.num_pictures, media.num_videos, media.num_audios)
+    check_labels(request.prompt, *counts)
     if len(request.prompt) > HOSTED_PROMPT_CHARACTERS:
-        found.append(
+        notices.append(
             f"the prompt has {len(request.prompt)} characters; the hosted service takes {HOSTED_PROMPT_CHARACTERS}"
         )
-    return found
+    notices += [
+        f"<{label}> is connected, but the prompt does not name it: H3 may not use it"
+        for label in unnamed(request.prompt, *counts)
+    ]
+    return resolved, reported(notices, request.strict)
+
+
+def resolve_size(
+    width: int, height: int, num_frames: int | None, duration_s: float | None, task: Task
+) -> tuple[ResolvedRequest, list[str]]:
+    """What will run at this size and length, and what is unusual about them. Raises RequestError when nothing can."""
+    check_canvas(width, height)
+    if duration_s is not None and num_frames is not None:
+        raise RequestError("both frames and duration are given; give one of them")
+    notices = []
+    if duration_s is not None:
+        aligned = frames_for_duration(duration_s)
+        check_num_frames(aligned)
+    else:
+        asked = DEFAULT_NUM_FRAMES if num_frames is None else num_frames
+        check_num_frames(asked)
+        aligned = align_num_frames(asked)
+        if aligned != asked:
+            notices.append(f"frames={asked} is not 17k + 5: rounded up to {aligned} ({aligned / FPS:.2f} s)")
+    if aligned not in TRAINED_FRAMES:
+        notices.append(
+            f"frames={aligned} ({aligned / FPS:.2f} s) is outside the trained range of "
+            f"{TRAINED_FRAMES.start} to {TRAINED_FRAMES.stop - 1} frames (4 to 15 s): quality is not known there"
+        )
+    if width * height > AREA_CAP:
+        notices.append(f"{width}x{height} has more pixels than 1344x768, the largest canvas H3 was trained on")
+    resolved = ResolvedRequest(
+        width=width,
+        height=height,
+        num_frames=aligned,
+        num_latent_frames=num_latent_frames(aligned),
+        num_audio_latents=num_audio_latents(aligned),
+        task=task,
+    )
+    return resolved, notices
+
+
+def size_text(request: ResolvedRequest) -> str:
+    """A size as messages name it."""
+    return f"{request.width}x{request.height}, {request.num_frames} frames"
+
+
+def reported(notices: Sequence[str], strict: bool) -> tuple[str, ...]:
+    """The notices, each logged as a warning. Raises RequestError with all of them when the request is strict."""
+    if strict and notices:
+        raise RequestError("refused, as strict is set: " + "; ".join(notices))
+    for notice in notices:
+        log.warning(notice)
+    return tuple(notices)
 
 
 def check_prompt(prompt: str) -> None:
@@ -94,11 +127,27 @@ def check_prompt(prompt: str) -> None:
         )
 
 
-def check_labels(prompt: str) -> None:
-    """Raises RequestError when the prompt of a text-to-video request names media."""
-    label = REFERENCE.search(prompt)
-    if label:
-        raise RequestError(f"the prompt names {label[0]}, but no media are connected; remove it from the prompt")
+def check_labels(prompt: str, num_pictures: int = 0, num_videos: int = 0, num_audios: int = 0) -> None:
+    """Raises RequestError when the prompt names a medium that is not there."""
+    there = {"Picture": num_pictures, "Video": num_videos, "Audio": num_audios}
+    for label in LABEL.finditer(prompt):
+        kind, number = label[1], int(label[2][:9])
+        if 1 <= number <= there[kind]:
+            continue
+        if not any(there.values()):
+            raise RequestError(f"the prompt names {label[0]}, but no media are connected; remove it from the prompt")
+        found = ", ".join(f"<{name} 1> to <{name} {count}>" for name, count in there.items() if count)
+        raise RequestError(
+            f"the prompt names {label[0]}, but only {found} are connected; connect it, or remove it from the prompt"
+        )
+
+
+def unnamed(prompt: str, num_pictures: int, num_videos: int, num_audios: int) -> Iterable[str]:
+    """Labels of media that the prompt never names; the sentence for first and last frame leaves their brackets out."""
+    for kind, count in (("Picture", num_pictures), ("Video", num_videos), ("Audio", num_audios)):
+        for number in range(1, count + 1):
+            if not re.search(rf"\b{kind} {number}\b", prompt):
+                yield f"{kind} {number}"
 
 
 def check_seed(seed: int) -> None:

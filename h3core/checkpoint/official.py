@@ -21,14 +21,17 @@ from comfyui_h3.h3core.config import PARTITIONS, Partition
 from comfyui_h3.h3core.errors import CheckpointError, H3Error
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
+from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.fields import is_positive
 from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
 from comfyui_h3.h3core.models.text_encoder.encoder import TextEncoder
 from comfyui_h3.h3core.models.text_encoder.template import Presenter
+from comfyui_h3.h3core.models.text_encoder.vision import PixelLimits
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
 from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder
+from comfyui_h3.h3core.models.video_vae.encoder import VideoEncoder
 from comfyui_h3.h3core.types import Progress
 
 RELEASE_SHIFTS = {"video": 12.0, "audio": 3.0}  # where model_index.json has none
@@ -77,7 +80,9 @@ class Checkpoint:
     audio_vae_config: AudioVAEConfig
     transformer: Component
     text_encoder: Component
+    video_encoder: Component
     video_decoder: Component
+    audio_encoder: Component
     audio_decoder: Component
 
     @classmethod
@@ -132,7 +137,11 @@ class Checkpoint:
                 text_encoder,
                 keymap.official_text_encoder(text_encoder_config.tap, text_encoder_config.num_file_layers),
             ),
+            video_encoder=Component.open(video_vae / "source", keymap.half(("encoder.", "quant_conv."))),
             video_decoder=Component.open(video_vae / "source", keymap.half(("post_quant_conv.", "decoder."))),
+            audio_encoder=Component.open(
+                audio_vae, keymap.half(("encoder.", "pre_block.", "mean_proj.", "logs_proj."))
+            ),
             audio_decoder=Component.open(audio_vae, keymap.half(("dec_in_proj.", "decoder."))),
         )
         checkpoint._check_sizes_fit()
@@ -158,7 +167,9 @@ class Checkpoint:
         """Names and shapes of every tensor that will be read."""
         self.transformer.check(self.new_dit(torch.bfloat16))
         self.text_encoder.check(self.new_text_encoder(torch.bfloat16))
+        self.video_encoder.check(self.new_video_encoder())
         self.video_decoder.check(self.new_video_decoder(torch.float32))
+        self.audio_encoder.check(self.new_audio_encoder())
         self.audio_decoder.check(self.new_audio_decoder())
 
     def new_dit(self, dtype: torch.dtype) -> DiT:
@@ -178,10 +189,18 @@ class Checkpoint:
                 "take the file of the release"
             ) from error
 
+    def new_video_encoder(self) -> VideoEncoder:
+        """Encoder half of the video VAE on meta, float32."""
+        return loader.build(lambda: VideoEncoder(self.video_vae_config), torch.float32)
+
     def new_video_decoder(self, dtype: torch.dtype) -> VideoDecoder:
         """Decoder half of the video VAE on meta, its matrix products in ``dtype``."""
         module = loader.build(lambda: VideoDecoder(self.video_vae_config), torch.float32)
         return module.to_compute_dtype(dtype)
+
+    def new_audio_encoder(self) -> AudioEncoder:
+        """Encoder half of the audio VAE on meta, float32."""
+        return loader.build(lambda: AudioEncoder(self.audio_vae_config), torch.float32)
 
     def new_audio_decoder(self) -> AudioDecoder:
         """Decoder half of the audio VAE on meta, float32."""
@@ -203,17 +222,42 @@ class Checkpoint:
         """The tokenizer with the release's rules."""
         return Presenter.from_folder(self.folder / "tokenizer", self.text_encoder_config.vocab_size)
 
+    def load_pixel_limits(self) -> PixelLimits:
+        """How large the encoder takes pictures and clips, from the processor's files."""
+        return PixelLimits.from_folder(self.folder / "processor")
+
+    def load_video_encoder(self, device: torch.device, on_load: Progress | None = None) -> VideoEncoder:
+        """Encoder half of the video VAE, float32."""
+        return self.video_encoder.fill(self.new_video_encoder(), device, on_load)
+
     def load_video_decoder(
         self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
     ) -> VideoDecoder:
         """Decoder half of the video VAE, its matrix products in ``dtype``."""
         return self.video_decoder.fill(self.new_video_decoder(dtype), device, on_load)
 
+    def load_audio_encoder(self, device: torch.device, on_load: Progress | None = None) -> AudioEncoder:
+        """Encoder half of the audio VAE, float32, weight norm folded."""
+        module = self.audio_encoder.fill(self.new_audio_encoder(), device, on_load)
+        module.fold_weight_norm()
+        return module
+
     def load_audio_decoder(self, device: torch.device, on_load: Progress | None = None) -> AudioDecoder:
         """Decoder half of the audio VAE, float32, weight norm folded."""
         module = self.audio_decoder.fill(self.new_audio_decoder(), device, on_load)
         module.fold_weight_norm()
         return module
+
+
+def find_partitions(root: Path) -> tuple[Partition, ...]:
+    """Which partitions are in a folder, which may be one itself. Raises CheckpointError when there is none."""
+    found = tuple(name for name, folder in PARTITIONS.items() if (root / folder / "model_index.json").is_file())
+    if found:
+        return found
+    # One partition itself, whose file says which; or nothing, which is the error of looking for the usual one.
+    release = read_json(partition_folder(root, "fl2va") / "model_index.json").get("_minimax_h3")
+    named = release.get("partition") if isinstance(release, dict) else None
+    return ("ref2va",) if named == "ref2va" else ("fl2va",)
 
 
 def partition_folder(root: Path, partition: Partition) -> Path:

@@ -1,26 +1,43 @@
-"""Initial noise: the scheme of the serving references, drawn on the CPU, so it is the same on every machine."""
+"""Noise of the targets and of visual conditions: the scheme of the serving references, drawn on the CPU.
+
+So it is the same on every machine and every number of devices.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from comfyui_h3.h3core.sampling.packing import audio_from_rows
-from comfyui_h3.h3core.types import ResolvedRequest
+from comfyui_h3.h3core.sampling.packing import VISUAL_CONDITION_TIMESTEP, audio_from_rows
+from comfyui_h3.h3core.types import Condition, ResolvedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Noise:
-    """Initial state of both streams, float32 on the CPU: video (24, T, H/16, W/16), audio (2, 32, A)."""
+    """Unit noise, float32 on the CPU. video: (24, T, H/16, W/16), audio: (2, 32, A), the initial state of both streams.
+
+    conditions: of each condition that has a picture, in their order, in the shape of its latents.
+    """
 
     video: Tensor
     audio: Tensor
+    conditions: tuple[Tensor, ...] = ()
 
     @classmethod
-    def draw(cls, request: ResolvedRequest, seed: int, *, video_channels: int, audio_channels: int) -> Noise:
-        """Unit noise. Each stream has a generator of its own with the same seed; audio is drawn in row layout."""
+    def draw(
+        cls,
+        request: ResolvedRequest,
+        seed: int,
+        *,
+        video_channels: int,
+        audio_channels: int,
+        conditions: Sequence[Condition] = (),
+    ) -> Noise:
+        """Each stream and each condition has a generator of its own with the same seed; audio is drawn in rows."""
+        visual = [condition.video for condition in conditions if condition.video is not None]
         video = torch.randn(
             1,
             video_channels,
@@ -32,4 +49,21 @@ class Noise:
         audio_rows = torch.randn(
             2 * request.num_audio_latents, audio_channels, generator=torch.Generator().manual_seed(seed)
         )
-        return cls(video=video[0], audio=audio_from_rows(audio_rows))
+        # The references draw as many frames as the whole sequence has, and keep the first.
+        num_frames = request.num_latent_frames + len(visual)
+        drawn = tuple(_condition_noise(latents, num_frames, seed) for latents in visual)
+        return cls(video=video[0], audio=audio_from_rows(audio_rows), conditions=drawn)
+
+
+def _condition_noise(latents: Tensor, num_frames: int, seed: int) -> Tensor:
+    channels, frames, height, width = latents.shape
+    noise = torch.randn(
+        1, channels, max(num_frames, frames), height, width, generator=torch.Generator().manual_seed(seed)
+    )
+    return noise[0, :, :frames].clone()
+
+
+def noised(latents: Tensor, noise: Tensor) -> Tensor:
+    """The latents of a visual condition as the DiT reads them, float32: nearly clean, at their constant timestep."""
+    timestep = torch.tensor(VISUAL_CONDITION_TIMESTEP, dtype=torch.float32)
+    return timestep * latents + (1.0 - timestep) * noise

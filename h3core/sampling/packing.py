@@ -1,11 +1,8 @@
-"""The packed sequence: text | condition | audio | video rows of one request, with their positions and modalities.
-
-Positions are (t, h, w), built in float64 and rounded to float32 once. The clock counts text rows, then media time: one
-pixel frame is 5/3 of a unit and one audio latent 1, so picture and sound agree at 40 units per second.
-"""
+"""The packed sequence of one request: text | condition | audio | video rows, with their positions and modalities."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +10,23 @@ import torch
 from torch import Tensor
 
 from comfyui_h3.h3core.models.dit.config import PATCH
-from comfyui_h3.h3core.types import AUDIO, VIDEO, ResolvedRequest
+from comfyui_h3.h3core.sampling.positions import (
+    audio_positions,
+    clip_span,
+    keyframe_time,
+    latent_times,
+    spatial_axes,
+    text_positions,
+    video_positions,
+)
+from comfyui_h3.h3core.types import AUDIO, VIDEO, Condition, ResolvedRequest
 
-_LATENT_SPANS = (1, 4, 4, 4, 4)  # pixel frames behind each latent frame, repeating
-_UNITS_PER_FRAME = 5.0 / 3.0
+VISUAL_CONDITION_TIMESTEP = 0.999
+"""Pictures and clips are conditions with a little noise: an augmentation of the training that the release keeps."""
+
+AUDIO_CONDITION_TIMESTEP = 1.0
+
+_VIDEO_CLOCK, _AUDIO_CLOCK, _VISUAL_CONDITION, _AUDIO_CONDITION = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +41,10 @@ class PackedLayout:
     @property
     def num_rows(self) -> int:
         return self.num_text + self.num_condition + self.num_audio + self.num_video
+
+    @property
+    def condition(self) -> slice:
+        return slice(self.num_text, self.num_text + self.num_condition)
 
     @property
     def audio(self) -> slice:
@@ -56,77 +70,116 @@ class PackedSequence:
     def timestep_rows(self, video_timestep: Tensor, audio_timestep: Tensor) -> tuple[Tensor, Tensor]:
         """The distinct timesteps of one step, ascending (M,) float32, and the row of each in it, (S,) int32.
 
-        Text rows follow the video's clock. Equal timesteps share one entry (both streams start at 0).
+        Text rows follow the video's clock. Conditions keep a timestep of their own, which noisier rows never pass.
+        Equal timesteps share one entry (both streams start at 0).
         """
-        timesteps, entry = torch.unique(torch.stack([video_timestep, audio_timestep]), return_inverse=True)
-        index = torch.full((self.layout.num_rows,), int(entry[0]), dtype=torch.int32)
-        index[self.layout.audio] = int(entry[1])
+        clocks = {
+            _VIDEO_CLOCK: video_timestep,
+            _AUDIO_CLOCK: audio_timestep,
+            _VISUAL_CONDITION: video_timestep.clamp(min=VISUAL_CONDITION_TIMESTEP),
+            _AUDIO_CONDITION: audio_timestep.clamp(min=AUDIO_CONDITION_TIMESTEP),
+        }
+        conditions = self.modality[self.layout.condition]
+        used = [_VIDEO_CLOCK, _AUDIO_CLOCK]
+        used += [_VISUAL_CONDITION] if (conditions == VIDEO).any() else []
+        used += [_AUDIO_CONDITION] if (conditions == AUDIO).any() else []
+        timesteps, entries = torch.unique(torch.stack([clocks[clock] for clock in used]), return_inverse=True)
+        entry = dict(zip(used, entries.tolist(), strict=True))
+        index = torch.full((self.layout.num_rows,), entry[_VIDEO_CLOCK], dtype=torch.int32)
+        index[self.layout.audio] = entry[_AUDIO_CLOCK]
+        if self.layout.num_condition:
+            index[self.layout.condition] = torch.where(
+                conditions == AUDIO, entry.get(_AUDIO_CONDITION, 0), entry.get(_VISUAL_CONDITION, 0)
+            ).int()
         return timesteps, index
 
 
-def text_to_video_layout(request: ResolvedRequest, num_text: int) -> PackedLayout:
-    """Rows of a request without conditions."""
+def layout_of(request: ResolvedRequest, num_text: int, conditions: Sequence[Condition] = ()) -> PackedLayout:
+    """How many rows of each part a request has."""
     rows_per_frame = (request.latent_height // PATCH) * (request.latent_width // PATCH)
     return PackedLayout(
         num_text=num_text,
-        num_condition=0,
+        num_condition=sum(num_condition_rows(condition) for condition in conditions),
         num_audio=2 * request.num_audio_latents,
         num_video=request.num_latent_frames * rows_per_frame,
     )
 
 
-def pack_text_to_video(request: ResolvedRequest, text_modality: Tensor) -> PackedSequence:
-    """The sequence of a request without conditions. text_modality: (L,) int32, 1 text, 0 rows of a vision block."""
+def num_condition_rows(condition: Condition) -> int:
+    """Rows that one condition adds: of both stereo channels, and of its frames."""
+    num_rows = 0 if condition.audio is None else 2 * condition.audio.shape[2]
+    if condition.video is not None:
+        _, frames, height, width = condition.video.shape
+        num_rows += frames * (height // PATCH) * (width // PATCH)
+    return num_rows
+
+
+def pack(request: ResolvedRequest, text_modality: Tensor, conditions: Sequence[Condition] = ()) -> PackedSequence:
+    """The sequence of a request. text_modality: (L,) int32, 1 text, 0 rows of a vision block.
+
+    conditions: keyframes, then references in the order of their time. References move the clock on before the video
+    begins; a keyframe stands at its own time of the video.
+    """
     num_text = len(text_modality)
-    layout = text_to_video_layout(request, num_text)
+    target = spatial_axes(request.latent_height, request.latent_width)
     cursor = float(num_text)
-    grid_h, grid_w = spatial_axes(request.latent_height, request.latent_width)
-    text = np.zeros((num_text, 3))
-    text[:, 0] = np.arange(num_text)
+    references = []
+    for condition in conditions:
+        if condition.kind != "keyframe":
+            positions, span = _reference_positions(condition, cursor, target[1])
+            references.append(positions)
+            cursor += span
+    keyframes = [
+        video_positions(np.array([cursor + _keyframe_time(condition, request)]), *target)
+        for condition in conditions
+        if condition.kind == "keyframe"
+    ]
     positions = np.concatenate(
         [
-            text,
-            audio_positions(cursor, request.num_audio_latents, grid_w),
-            video_positions(cursor + latent_times(request.num_latent_frames), grid_h, grid_w),
+            text_positions(num_text),
+            *keyframes,
+            *references,
+            audio_positions(cursor, request.num_audio_latents, target[1]),
+            video_positions(cursor + latent_times(request.num_latent_frames), *target),
         ]
     )
+    layout = layout_of(request, num_text, conditions)
     modality = torch.empty(layout.num_rows, dtype=torch.int32)
     modality[:num_text] = text_modality
+    if conditions:
+        modality[layout.condition] = torch.cat([_condition_modality(condition) for condition in conditions])
     modality[layout.audio] = AUDIO
     modality[layout.video] = VIDEO
     return PackedSequence(layout=layout, modality=modality, position_ids=torch.from_numpy(positions).float())
 
 
-def spatial_axes(latent_height: int, latent_width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates of a frame's patches, (height / 2,) and (width / 2,) float64: centred, scaled by area, times 32."""
-    area = np.sqrt(latent_height * latent_width)
-
-    def axis(size: int) -> np.ndarray:
-        ratio = size / area
-        left = (1.0 - ratio) / 2.0
-        return np.linspace(left, left + ratio, size // PATCH, endpoint=False) * 32.0
-
-    return axis(latent_height), axis(latent_width)
+def _keyframe_time(condition: Condition, request: ResolvedRequest) -> float:
+    assert condition.frame is not None, "a keyframe stands at a frame"
+    return keyframe_time(condition.frame, request.num_frames, request.num_latent_frames)
 
 
-def latent_times(num_latent_frames: int) -> np.ndarray:
-    """Start of each latent frame on the media clock, (T,) float64: exclusive running sum of 5/3 * (1, 4, 4, 4, 4)."""
-    spans = [_UNITS_PER_FRAME * _LATENT_SPANS[i % 5] for i in range(num_latent_frames)]
-    return np.concatenate([[0.0], np.cumsum(spans)[:-1]])
+def _reference_positions(condition: Condition, cursor: float, target_w: np.ndarray) -> tuple[np.ndarray, float]:
+    """Rows of one reference, sound before picture, and how far it moves the clock.
+
+    Sound alone lies at the ends of the target's w axis, a soundtrack at those of its own picture.
+    """
+    num_audio = 0 if condition.audio is None else condition.audio.shape[2]
+    if condition.video is None:
+        return audio_positions(cursor, num_audio, target_w), float(num_audio)
+    _, frames, height, width = condition.video.shape
+    grid_h, grid_w = spatial_axes(height, width)
+    if condition.kind == "image":
+        return video_positions(np.array([cursor]), grid_h, grid_w), 1.0
+    picture = video_positions(cursor + latent_times(frames), grid_h, grid_w)
+    sound = audio_positions(cursor, num_audio, grid_w)
+    return np.concatenate([sound, picture]), max(float(num_audio), clip_span(frames))
 
 
-def video_positions(times: np.ndarray, grid_h: np.ndarray, grid_w: np.ndarray) -> np.ndarray:
-    """(T * h * w, 3): frame by frame, row by row."""
-    return np.stack(np.meshgrid(times, grid_h, grid_w, indexing="ij"), axis=-1).reshape(-1, 3)
-
-
-def audio_positions(cursor: float, num_audio_latents: int, grid_w: np.ndarray) -> np.ndarray:
-    """(2 * A, 3): the left channel at the first value of the picture's w axis, then the right one at its last."""
-    positions = np.zeros((2, num_audio_latents, 3))
-    positions[:, :, 0] = cursor + np.arange(num_audio_latents)
-    positions[0, :, 2] = grid_w[0]
-    positions[1, :, 2] = grid_w[-1]
-    return positions.reshape(-1, 3)
+def _condition_modality(condition: Condition) -> Tensor:
+    num_audio = 0 if condition.audio is None else 2 * condition.audio.shape[2]
+    modality = torch.full((num_condition_rows(condition),), VIDEO, dtype=torch.int32)
+    modality[:num_audio] = AUDIO
+    return modality
 
 
 def video_to_rows(latents: Tensor) -> Tensor:

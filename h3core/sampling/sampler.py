@@ -8,12 +8,12 @@ from torch import Tensor
 from comfyui_h3.h3core.errors import H3Error
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.precision import exact_fp32
-from comfyui_h3.h3core.sampling.noise import Noise
+from comfyui_h3.h3core.sampling.noise import Noise, noised
 from comfyui_h3.h3core.sampling.packing import (
     PackedSequence,
     audio_from_rows,
     audio_to_rows,
-    pack_text_to_video,
+    pack,
     video_from_rows,
     video_to_rows,
 )
@@ -35,13 +35,13 @@ def sample(
     Raises H3Error when a forward gives values that are not finite, naming the step.
     """
     request = conditioning.request
-    sequence = pack_text_to_video(request, conditioning.modality)
+    sequence = pack(request, conditioning.modality, conditioning.conditions)
     # All that is constant over the loop is made before it; inside, nothing waits for the device but the checks.
     steps = _timestep_rows(sequence, schedule, device)
     modality = sequence.modality.to(device)
     cos, sin = dit.rope(sequence.position_ids.to(device), dit.dtype)
     with exact_fp32():
-        prefix = dit.embed_text(conditioning.text.to(device))
+        prefix = torch.cat(_prefix(dit, conditioning, noise, device))
     video = video_to_rows(noise.video).to(device)
     audio = audio_to_rows(noise.audio).to(device)
     if on_step is not None:
@@ -60,6 +60,18 @@ def sample(
             on_step(step + 1, schedule.num_forwards)
     video_latents = video_from_rows(video.cpu(), request.num_latent_frames, request.latent_height, request.latent_width)
     return video_latents.contiguous(), audio_from_rows(audio.cpu())
+
+
+def _prefix(dit: DiT, conditioning: Conditioning, noise: Noise, device: torch.device) -> list[Tensor]:
+    """Embedded rows that are not denoised: text, then of each condition its sound, then its picture."""
+    rows = [dit.embed_text(conditioning.text.to(device))]
+    noises = iter(noise.conditions)
+    for condition in conditioning.conditions:
+        if condition.audio is not None:
+            rows.append(dit.embed_audio(audio_to_rows(condition.audio).to(device)))
+        if condition.video is not None:
+            rows.append(dit.embed_video(video_to_rows(noised(condition.video, next(noises))).to(device)))
+    return rows
 
 
 def _timestep_rows(sequence: PackedSequence, schedule: Schedule, device: torch.device) -> list[tuple[Tensor, Tensor]]:

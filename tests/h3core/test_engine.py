@@ -144,7 +144,7 @@ def test_cancelled_load_leaves_nothing_and_the_next_job_loads(tiny_h3, condition
 def test_load_counts_the_bytes_of_the_file(tiny_h3, conditioning):
     engine, seen = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu")), []
     engine.sample(conditioning, sigma_points=2, on_load=lambda *step: seen.append(step))
-    total = engine.checkpoint.transformer.num_bytes
+    total = engine.checkpoints.first.transformer.num_bytes
     assert seen[0] == (0, total)
     assert seen[-1] == (total, total)
     assert seen == sorted(seen)
@@ -218,12 +218,25 @@ def test_encoding_is_cancelled_between_layers(tiny_engine):
         if done == 2:
             raise Cancelled
 
+    request = dataclasses.replace(REQUEST, prompt="not encoded before")
     with pytest.raises(Cancelled):
-        tiny_engine.encode(REQUEST, on_progress=cancel)
+        tiny_engine.encode(request, on_progress=cancel)
     assert seen == [(0, 5), (1, 5), (2, 5)]
     seen.clear()
-    tiny_engine.encode(REQUEST, on_progress=lambda *step: seen.append(step))
+    tiny_engine.encode(request, on_progress=lambda *step: seen.append(step))
     assert seen == [(done, 5) for done in range(6)]
+
+
+def test_prompt_is_encoded_once(tiny_engine):
+    first = tiny_engine.encode(dataclasses.replace(REQUEST, prompt="encoded once"))
+    seen = []
+    again = tiny_engine.encode(
+        dataclasses.replace(REQUEST, prompt="encoded once", width=96), on_progress=lambda *step: seen.append(step)
+    )
+    assert torch.equal(first.text, again.text)
+    assert again.request.width == 96
+    assert seen == [(1, 1)]
+    assert "encode" not in [stage.name for stage in again.timings.stages]
 
 
 def test_states_that_are_not_finite_are_named(tiny_h3):
@@ -231,7 +244,7 @@ def test_states_that_are_not_finite_are_named(tiny_h3):
     engine.encode(REQUEST)
     engine._weights._loaded["text_encoder"].model.language_model.embed_tokens.weight.fill_(torch.nan)
     with pytest.raises(OutputError, match="text encoder"):
-        engine.encode(REQUEST)
+        engine.encode(dataclasses.replace(REQUEST, prompt="another prompt"))
 
 
 def test_unloaded_weights_come_back(tiny_engine, conditioning, latents):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,12 +10,30 @@ import torch
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import DeviceMemoryError
+from comfyui_h3.h3core.media.clips import MemoryClip
+from comfyui_h3.h3core.media.references import Keyframe, MediaRequest, ReferenceImage, ReferenceVideo
 from comfyui_h3.h3core.request import resolve
-from comfyui_h3.h3core.types import Request
+from comfyui_h3.h3core.types import Audio, Request
 
 pytestmark = pytest.mark.gpu
 
 REQUEST = Request(prompt="a red ball", width=96, height=64, num_frames=22)
+
+G = torch.Generator().manual_seed(0)
+MEDIA = MediaRequest(
+    width=96,
+    height=64,
+    num_frames=22,
+    references=(
+        ReferenceImage(pixels=torch.randint(0, 256, (64, 96, 3), dtype=torch.uint8, generator=G), size="match"),
+        ReferenceVideo(
+            clip=MemoryClip(torch.randint(0, 256, (22, 64, 96, 3), dtype=torch.uint8, generator=G), Fraction(24)),
+            soundtrack=Audio(samples=0.1 * torch.randn(2, 24000, generator=G)),
+            short_edge=64,
+        ),
+    ),
+    keyframes=(Keyframe(pixels=torch.randint(0, 256, (64, 96, 3), dtype=torch.uint8, generator=G)),),
+)
 
 
 def relative_distance(a, b):
@@ -72,8 +91,29 @@ def test_stage_without_memory_is_named_and_the_next_job_runs(tiny_h3):
 def sized(conditioning, num_frames):
     """The same prompt for a clip of another length."""
     return dataclasses.replace(
-        conditioning, request=resolve(dataclasses.replace(REQUEST, width=1344, height=768, num_frames=num_frames))
+        conditioning, request=resolve(dataclasses.replace(REQUEST, width=1344, height=768, num_frames=num_frames))[0]
     )
+
+
+def test_media_in_float32_equal_the_cpu(tiny_h3, tiny_engine):
+    """The latents of a medium are rounded to float16, so a sum in another order moves a few of them by one step."""
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cuda", precision="float32"))
+    ours, theirs = engine.encode_media(MEDIA), tiny_engine.encode_media(MEDIA)
+    for one, other in zip(ours.media, theirs.media, strict=True):
+        for mine, wanted in (
+            (one.condition.video, other.condition.video),
+            (one.condition.audio, other.condition.audio),
+        ):
+            if mine is not None:
+                assert relative_distance(mine, wanted) < 1e-4
+                assert ((mine - wanted).abs() > 1e-4 * wanted.abs().max()).float().mean() < 0.02
+    request = dataclasses.replace(REQUEST, prompt="they meet")
+    conditioning = tiny_engine.encode(request, theirs)
+    assert relative_distance(engine.encode(request, theirs).text, conditioning.text) < 1e-5
+    wanted = tiny_engine.sample(conditioning, sigma_points=10)
+    sampled = engine.sample(conditioning, sigma_points=10)
+    assert relative_distance(sampled.video, wanted.video) < 1e-4
+    assert relative_distance(sampled.audio, wanted.audio) < 1e-4
 
 
 def test_unload_gives_the_memory_back(tiny_h3):

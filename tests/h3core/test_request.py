@@ -11,7 +11,7 @@ from comfyui_h3.h3core.types import Request
 
 
 def ask(prompt="a cat", **fields):
-    return resolve(Request(prompt=prompt, **fields))
+    return resolve(Request(prompt=prompt, **fields))[0]
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,9 @@ def test_default_is_five_seconds_at_1344x768():
         ({"width": 99968}, ("4096",)),
         ({"width": 2048, "height": 256}, ("4:1", "1024", "512")),
         ({"num_frames": 1}, ("frames=1", "5", "22")),
+        ({"num_frames": 4}, ("frames=4", "5", "22")),
         ({"num_frames": 0}, ("frames=0", "5")),
         ({"num_frames": -5}, ("frames=-5", "5")),
-        ({"num_frames": 8}, ("frames=8", "5 or 22")),
-        ({"num_frames": 125}, ("frames=125", "124 or 141")),
         ({"num_frames": 124.0}, ("frames=124.0", "whole number")),
         ({"num_frames": 10**9}, ("3592",)),
         ({"duration_s": math.nan}, ("duration=nan", "4 to 15")),
@@ -84,13 +83,29 @@ def test_impossible_request_is_refused_with_the_remedy(fields, words):
     [
         ({"num_frames": 22}, "outside the trained range"),
         ({"num_frames": 379}, "outside the trained range"),
+        ({"num_frames": 100}, "frames=100 is not 17k + 5: rounded up to 107 (4.46 s)"),
+        ({"num_frames": 125}, "rounded up to 141 (5.88 s)"),
+        ({"duration_s": 3}, "frames=73 (3.04 s) is outside the trained range"),
+        ({"duration_s": 20}, "frames=481 (20.04 s) is outside the trained range"),
         ({"width": 1376, "height": 768}, "more pixels"),
         ({"prompt": "x" * 7001}, "7001 characters"),
     ],
 )
-def test_unusual_request_runs_with_a_warning(fields, words, caplog):
-    ask(**fields)
+def test_unusual_request_runs_with_a_notice(fields, words, caplog):
+    _, notices = resolve(Request(**{"prompt": "a cat"} | fields))
+    assert any(words in notice for notice in notices)
     assert words in caplog.text
+
+
+@pytest.mark.parametrize("fields", [{"num_frames": 22}, {"num_frames": 125}, {"prompt": "x" * 7001}])
+def test_strict_request_is_refused_for_what_would_only_be_noticed(fields):
+    with pytest.raises(RequestError, match="strict"):
+        ask(**{"prompt": "a cat"} | fields, strict=True)
+    ask(num_frames=124, strict=True)
+
+
+def test_frames_off_the_grid_are_rounded_up():
+    assert [ask(num_frames=frames).num_frames for frames in (8, 100, 124, 125)] == [22, 107, 124, 141]
 
 
 def test_usual_request_runs_without_a_warning(caplog):

@@ -22,11 +22,11 @@ def diffusers_folder(root: Path, seed: int = 0) -> Path:
     return folder
 
 
-def transformer(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+def transformer(folder: Path, dtype: torch.dtype = torch.float32, name: str = "transformer") -> Any:
     """The diffusers transformer: the file's bfloat16 with its float32 islands, or all of it in float32."""
     from diffusers import MiniMaxH3Transformer3DModel
 
-    model = _load(MiniMaxH3Transformer3DModel, folder / "transformer")
+    model = _load(MiniMaxH3Transformer3DModel, folder / name)
     return model.float() if dtype == torch.float32 else model
 
 
@@ -47,8 +47,11 @@ class TextOnlyProcessor:
         return [[0] * len(row) for row in ids]
 
 
-def pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The modular text-to-video pipeline; components loaded from ``folder``, the tiny tap and short clips allowed."""
+def pipeline(folder: Path, dtype: torch.dtype = torch.float32, *, short_edge: int | None = None) -> Any:
+    """The modular pipeline; components loaded from ``folder``, the tiny tap and short clips allowed.
+
+    short_edge: of reference pictures and clips, with which media are possible; they need torchvision.
+    """
     from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio, MiniMaxH3Scheduler
     from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3Blocks, MiniMaxH3ModularPipeline
     from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
@@ -62,11 +65,20 @@ def pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     pipe.update_components(
         text_encoder=Qwen3VLForConditionalGeneration.from_pretrained(folder / "text_encoder", dtype=dtype).eval(),
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
-        processor=TextOnlyProcessor(),
+        processor=TextOnlyProcessor() if short_edge is None else _processor(folder),
         vae=_load(AutoencoderKLMiniMaxH3, folder / "vae"),
         audio_vae=_load(AutoencoderKLMiniMaxH3Audio, folder / "audio_vae"),
         transformer=transformer(folder, dtype),
+        transformer_ref=transformer(folder, dtype, "transformer_ref"),
         scheduler=MiniMaxH3Scheduler.from_pretrained(folder / "scheduler"),
         audio_scheduler=MiniMaxH3Scheduler.from_pretrained(folder / "audio_scheduler"),
     )
+    if short_edge is not None:
+        pipe.register_to_config(canvas_short_edge=short_edge, reference_image_short_edge=short_edge)
     return pipe
+
+
+def _processor(folder: Path) -> Any:
+    from transformers import Qwen3VLProcessor
+
+    return Qwen3VLProcessor.from_pretrained(folder / "processor")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
-from comfyui_h3.h3core.sampling.packing import pack_text_to_video, video_to_rows
+from comfyui_h3.h3core.sampling.packing import pack, video_to_rows
 from comfyui_h3.h3core.sampling.schedule import Schedule, euler_step
 from comfyui_h3.h3core.types import ResolvedRequest
 from comfyui_h3.tests.oracle.pipeline_oracle import diffusers_folder, transformer
@@ -31,7 +31,7 @@ def text_modality(num_text, visual=()):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("times", [(0.2, 0.45), (0.0, 0.0), (0.999, 0.9995)])
 def test_forward_is_bit_equal(tiny_h3, tmp_path_factory, dtype, times):
-    sequence = pack_text_to_video(request(), text_modality(9, visual=(3, 4)))
+    sequence = pack(request(), text_modality(9, visual=(3, 4)))
     layout = sequence.layout
     g = torch.Generator().manual_seed(0)
     text = torch.randn(layout.num_text, 128, generator=g).to(dtype)
@@ -76,7 +76,7 @@ def test_packed_sequence_is_equal(sizes, num_text):
 
     resolved = request(*sizes)
     modality = text_modality(num_text, visual=range(num_text // 3))
-    sequence = pack_text_to_video(resolved, modality)
+    sequence = pack(resolved, modality)
     positions, tags, video, audio, _, _, _ = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
         modality,
         resolved.num_latent_frames,
@@ -99,7 +99,7 @@ def test_packed_sequence_is_equal(sizes, num_text):
 def test_timestep_rows_are_equal(times):
     from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3SetTimestepsStep
 
-    sequence = pack_text_to_video(request(), text_modality(5))
+    sequence = pack(request(), text_modality(5))
     rows = torch.arange(sequence.layout.num_rows)
     theirs = MiniMaxH3SetTimestepsStep.build_row_timesteps(
         rows[sequence.layout.video], rows[sequence.layout.audio], 0, 0, 5, *times, 0.999, 1.0

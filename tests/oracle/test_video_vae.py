@@ -12,11 +12,14 @@ from comfyui_h3.h3core.models.video_vae.encoder import (
     normalize_pixels,
 )
 from comfyui_h3.tests.oracle.vae_oracle import diffusers_video_vae, randomize, tiny_video_config
+from comfyui_h3.tests.tolerances import relative_error
 
 pytestmark = pytest.mark.oracle
 
 # 0.0 was measured; another CPU may add up one product of q, k and v in another order than three.
 DECODE_TOLERANCE = 2e-6
+# A convolution over 5 frames adds up in another order than one over 17; 1.4e-6 was measured.
+ENCODE_TOLERANCE = 1e-5
 
 
 def build(tile_size, tile_overlap):
@@ -82,7 +85,8 @@ def test_moments_of_many_tiles_and_clips_equal_diffusers(smallest_tiles, num_fra
     with torch.no_grad():
         wanted = vae.encode(normalize_pixels(pixels)[None]).latent_dist.parameters[0]
     assert wanted.std() > 0.1
-    assert torch.equal(encode_moments(encoder, pixels), wanted)
+    assert torch.equal(encode_moments(encoder, pixels, exact=True), wanted)
+    assert relative_error(encode_moments(encoder, pixels), wanted) <= ENCODE_TOLERANCE
 
 
 def test_moments_of_an_image_at_the_official_tile_size_equal_diffusers(official_tiles):
@@ -99,4 +103,4 @@ def test_latents_are_the_draw_of_seed_42_rounded_to_fp16(smallest_tiles):
     with torch.no_grad():
         posterior = vae.encode(normalize_pixels(pixels)[None]).latent_dist
     draw = posterior.sample(torch.Generator().manual_seed(42))[0].half().float()
-    assert torch.equal(encode(encoder, pixels), normalize_latents(encoder.config, draw))
+    assert torch.equal(encode(encoder, pixels, exact=True), normalize_latents(encoder.config, draw))

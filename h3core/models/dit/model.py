@@ -50,6 +50,14 @@ class DiT(nn.Module):
         """Text states (L, text_dim) -> refined rows (L, D). Depends on the prompt alone: once per request."""
         return self.token_refiner(self.condition_proj(text.to(self.dtype)))
 
+    def embed_audio(self, rows: Tensor) -> Tensor:
+        """Audio rows (n, 32) float32 -> (n, D) in ``dtype``."""
+        return self.audio_patch_proj(rows).to(self.dtype)
+
+    def embed_video(self, rows: Tensor) -> Tensor:
+        """Video rows (n, 96) float32 -> (n, D) in ``dtype``."""
+        return self.video_patch_proj(rows).to(self.dtype)
+
     def forward(
         self,
         prefix: Tensor,
@@ -68,9 +76,7 @@ class DiT(nn.Module):
         timestep_index, modality: (S,) int32. cos, sin: (S, R / 2) in ``dtype``, from ``rope``.
         """
         num_targets = len(audio) + len(video)
-        x = torch.cat(
-            [prefix, self.audio_patch_proj(audio).to(self.dtype), self.video_patch_proj(video).to(self.dtype)]
-        )  # (S, D)
+        x = torch.cat([prefix, self.embed_audio(audio), self.embed_video(video)])  # (S, D)
         temb = F.silu(self.time_embedder(timesteps)).to(self.dtype)  # shared by all blocks
         index = NUM_MODALITIES * timestep_index + modality
         for block in self.blocks:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
-from comfyui_h3.h3core.models.text_encoder.vision import VisualPatches
-from comfyui_h3.h3core.types import TEXT, VIDEO
+from comfyui_h3.h3core.models.text_encoder.vision import PixelLimits, VisualPatches, image_patches, video_patches
+from comfyui_h3.h3core.types import TEXT, VIDEO, EncodedMedium
 
 RELEASE_VOCAB_ROWS = 151_936
 RELEASE_IDS = {
@@ -67,6 +67,34 @@ class AudioItem:
 
 
 MediaItem = ImageItem | VideoItem | AudioItem
+
+SAMPLED_FPS = 2  # frames of a clip the encoder sees each second
+
+
+def media_items(media: Sequence[EncodedMedium], limits: PixelLimits) -> list[MediaItem]:
+    """Media as they are presented. Raises RequestError for a clip of a single sampled frame."""
+    items: list[MediaItem] = []
+    for medium in media:
+        if medium.view is None:
+            items.append(AudioItem())
+        elif medium.condition.kind == "video":
+            items.append(
+                VideoItem(
+                    patches=video_patches(medium.view, limits),
+                    timestamps_s=block_timestamps(len(medium.view)),
+                    has_soundtrack=medium.condition.audio is not None,
+                )
+            )
+        else:
+            items.append(ImageItem(patches=image_patches(medium.view[0], limits)))
+    return items
+
+
+def block_timestamps(num_frames: int) -> tuple[float, ...]:
+    """Seconds of each temporal block: the mean of its two frames; an odd last frame fills its block alone."""
+    times = [frame / SAMPLED_FPS for frame in range(num_frames)]
+    times += times[-1:] * (num_frames % 2)
+    return tuple((first + second) / 2 for first, second in zip(times[::2], times[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,8 +148,9 @@ class Presenter:
     def tokenize(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def check_prompt(self, ids: Sequence[int]) -> None:
-        """Raises RequestError when the user typed a control token, or more tokens than there are positions."""
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Ids of a prompt. Raises RequestError for a control token in it, or more tokens than there are positions."""
+        ids = self.tokenize(prompt)
         if len(ids) > MAX_TOKENS:
             raise RequestError(f"the prompt has {len(ids)} tokens, the encoder reads {MAX_TOKENS}; shorten it")
         typed = [self._control[i] for i in ids if i in self._control]
@@ -129,6 +158,7 @@ class Presenter:
             raise RequestError(
                 f"the prompt contains the control token {typed[0]}; remove it (markers such as <d> are allowed)"
             )
+        return ids
 
     def present(self, prompt: str, items: Sequence[MediaItem] = ()) -> Presentation:
         """The prompt behind its media, in request order. Each kind counts from 1; soundtracks count as audio."""
@@ -165,10 +195,13 @@ class Presenter:
                 for timestamp in item.timestamps_s:
                     add_text(f"<{timestamp:.1f} seconds>")
                     add_block("<|video_pad|>", item.patches)
-        prompt_ids = self.tokenize(prompt)
-        self.check_prompt(prompt_ids)
+        prompt_ids = self.prompt_ids(prompt)
         ids.extend(prompt_ids)
         modality.extend([TEXT] * len(prompt_ids))
+        if len(ids) > MAX_TOKENS:
+            raise RequestError(
+                f"prompt and media have {len(ids)} tokens, the encoder reads {MAX_TOKENS}; use fewer or smaller media"
+            )
         return Presentation(
             ids=torch.tensor(ids, dtype=torch.int64),
             modality=torch.tensor(modality, dtype=torch.int32),

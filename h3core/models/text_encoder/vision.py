@@ -5,16 +5,25 @@ Equal to the Qwen3-VL image and video processors of transformers, which need tor
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.errors import CheckpointError, RequestError
 
 MAX_ASPECT = 200
+_PROCESSOR = {
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +34,30 @@ class PixelLimits:
     image_max: int = 16_777_216
     video_min: int = 4_096
     video_max: int = 25_165_824
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> PixelLimits:
+        """From a checkpoint's ``processor/`` folder. Raises CheckpointError when a file is not like the release's."""
+        image, video = (
+            _edges(folder / name) for name in ("preprocessor_config.json", "video_preprocessor_config.json")
+        )
+        return cls(image_min=image[0], image_max=image[1], video_min=video[0], video_max=video[1])
+
+
+def _edges(path: Path) -> tuple[int, int]:
+    """The smallest and largest area of one processor file, which calls them edges."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        size = values["size"]
+        found = int(size["shortest_edge"]), int(size["longest_edge"])
+        fixed = {name: values[name] for name in _PROCESSOR}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not the processor config of H3 ({error!r}); take that of the release"
+        ) from error
+    if fixed != _PROCESSOR or not 0 < found[0] <= found[1]:
+        raise CheckpointError(f"{path} has {fixed}, size {size}; H3 needs {_PROCESSOR}; take the file of the release")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -132,6 +132,11 @@ class VideoVAEConfig:
         return -(-self.clip_length // self.time_ratio)
 
     @property
+    def last_clip_length(self) -> int:
+        """Frames behind the latent frames that are kept of a video's last clip (5 frames, 2 latent frames)."""
+        return (self.tokens_per_clip - self.token_drop - 1) * self.time_ratio + 1
+
+    @property
     def frame_pre_padding(self) -> int:
         """Decoder frames in front of a clip that stand for no frame (3): its first token covers one frame only."""
         return -self.clip_length % self.time_ratio

@@ -61,22 +61,28 @@ def normalize_pixels(pixels: Tensor) -> Tensor:
     return (pixels - mean) / std
 
 
-def encode(encoder: VideoEncoder, pixels: Tensor, *, tile_batch: int = 1, on_tile: Progress | None = None) -> Tensor:
+def encode(
+    encoder: VideoEncoder, pixels: Tensor, *, exact: bool = False, tile_batch: int = 1, on_tile: Progress | None = None
+) -> Tensor:
     """An image (F = 1) or a video (3, F, H, W) -> its normalised latents (24, T, H // 16, W // 16) fp32 on the CPU.
 
     pixels: uint8, or floating in [0, 1]. T is 1 for an image, else 5 * ceil(F / 17) - 3; the right and bottom border
     is cut to multiples of 16. Raises RequestError where a side is below 32. Equal inputs give equal latents: the
-    posterior is drawn with a fixed seed.
+    posterior is drawn with a fixed seed. exact: see ``encode_moments``.
     """
-    moments = encode_moments(encoder, pixels, tile_batch=tile_batch, on_tile=on_tile)
+    moments = encode_moments(encoder, pixels, exact=exact, tile_batch=tile_batch, on_tile=on_tile)
     return normalize_latents(encoder.config, sample_posterior(moments))
 
 
 @torch.no_grad()
 def encode_moments(
-    encoder: VideoEncoder, pixels: Tensor, *, tile_batch: int = 1, on_tile: Progress | None = None
+    encoder: VideoEncoder, pixels: Tensor, *, exact: bool = False, tile_batch: int = 1, on_tile: Progress | None = None
 ) -> Tensor:
-    """As ``encode``, up to the moments (48, T, H // 16, W // 16) fp32 of the posterior, on the encoder's device."""
+    """As ``encode``, up to the moments (48, T, H // 16, W // 16) fp32 of the posterior, on the encoder's device.
+
+    The last clip of a video is encoded from the 5 frames that its latents depend on. With ``exact`` it is filled up to
+    17, as the reference does: the same but for the order of sums, which other sizes of a convolution change.
+    """
     config = encoder.config
     unit = config.space_ratio
     frames, height, width = pixels.shape[1], pixels.shape[2] // unit, pixels.shape[3] // unit
@@ -98,14 +104,20 @@ def encode_moments(
     with exact_fp32():  # TF32 moves the latents of a keyframe visibly
         for clip in range(num_clips):
             x = normalize_pixels(pixels[:, clip * length : (clip + 1) * length].to(device))
-            if x.shape[1] < length:
-                x = torch.cat([x, x[:, -1:].expand(-1, length - x.shape[1], -1, -1)], dim=1)
+            if frames > 1 and clip == num_clips - 1:
+                x = _as_many(x, length if exact else config.last_clip_length)
             for batch in plan.batches(tile_batch):
                 canvas.add(encoder(torch.stack([plan.cut(x, index, unit) for index in batch])))
                 if on_tile is not None:
                     on_tile(clip * plan.num_tiles + batch.stop, total)
             moments.append(canvas.finish().clone())
     return torch.cat(moments, dim=1)[:, : num_tokens(config, frames)]
+
+
+def _as_many(frames: Tensor, wanted: int) -> Tensor:
+    """The first ``wanted`` frames, the last one repeated where there are fewer."""
+    missing = max(0, wanted - frames.shape[1])
+    return torch.cat([frames, frames[:, -1:].expand(-1, missing, -1, -1)], dim=1)[:, :wanted]
 
 
 def sample_posterior(moments: Tensor) -> Tensor:

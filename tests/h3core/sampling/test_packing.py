@@ -8,11 +8,11 @@ from comfyui_h3.h3core.sampling.noise import Noise
 from comfyui_h3.h3core.sampling.packing import (
     audio_from_rows,
     audio_to_rows,
-    pack_text_to_video,
-    spatial_axes,
+    pack,
     video_from_rows,
     video_to_rows,
 )
+from comfyui_h3.h3core.sampling.positions import spatial_axes
 from comfyui_h3.h3core.sampling.sampler import _timestep_rows
 from comfyui_h3.h3core.sampling.schedule import Schedule
 from comfyui_h3.h3core.types import Request
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def packed(num_text, **fields):
-    return pack_text_to_video(resolve(Request(prompt="x", **fields)), torch.ones(num_text, dtype=torch.int32))
+    return pack(resolve(Request(prompt="x", **fields))[0], torch.ones(num_text, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_rows_go_back_to_latents():
 
 
 def test_noise_has_one_generator_per_stream_with_the_same_seed():
-    request = resolve(Request(prompt="x", width=96, height=64, num_frames=22))
+    request, _ = resolve(Request(prompt="x", width=96, height=64, num_frames=22))
     noise = Noise.draw(request, 7, video_channels=24, audio_channels=32)
     assert torch.equal(noise.video[None], torch.randn(1, 24, 7, 4, 6, generator=torch.Generator().manual_seed(7)))
     rows = torch.randn(74, 32, generator=torch.Generator().manual_seed(7))
@@ -105,7 +105,7 @@ def test_noise_has_one_generator_per_stream_with_the_same_seed():
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**63 - 1])
 def test_every_legal_seed_draws(seed):
-    request = resolve(Request(prompt="x", width=32, height=32, num_frames=5))
+    request, _ = resolve(Request(prompt="x", width=32, height=32, num_frames=5))
     noise = Noise.draw(request, seed, video_channels=24, audio_channels=32)
     assert torch.isfinite(noise.video).all()
 

@@ -1,9 +1,12 @@
 """Sizes of media as the encoder sees them."""
 
+import json
+import shutil
+
 import pytest
 import torch
 
-from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.errors import CheckpointError, RequestError
 from comfyui_h3.h3core.models.text_encoder.vision import PixelLimits, image_patches, resized, video_patches
 
 LIMITS = PixelLimits()
@@ -51,3 +54,33 @@ def test_single_frame_is_not_a_video():
 def test_extreme_ratio_is_refused():
     with pytest.raises(RequestError, match="200:1"):
         image_patches(torch.zeros(1, 201, 3, dtype=torch.uint8), LIMITS)
+
+
+@pytest.mark.parametrize("partition", ["FL2VA", "Ref2VA"])
+def test_pixel_limits_of_the_release(official_data, partition):
+    assert PixelLimits.from_folder(official_data / partition / "processor") == PixelLimits()
+
+
+def test_pixel_limits_are_those_of_the_checkpoint(tiny_h3):
+    limits = PixelLimits.from_folder(tiny_h3 / "FL2VA" / "processor")
+    assert limits == PixelLimits(image_min=4096)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": {"longest_edge": 10}},
+        {"size": {"longest_edge": 10, "shortest_edge": 20}},
+        {"patch_size": 14},
+        {"size": 3},
+    ],
+)
+def test_processor_of_another_model_is_refused(tiny_h3, tmp_path, change):
+    folder = shutil.copytree(tiny_h3 / "FL2VA" / "processor", tmp_path / "processor")
+    file = folder / "video_preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError, match=r"video_preprocessor_config\.json"):
+        PixelLimits.from_folder(folder)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="FileNotFound"):
+        PixelLimits.from_folder(folder)

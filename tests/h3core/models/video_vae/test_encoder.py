@@ -14,6 +14,7 @@ from comfyui_h3.h3core.models.video_vae.encoder import (
     normalize_pixels,
     sample_posterior,
 )
+from comfyui_h3.h3core.models.video_vae.tiling import AxisPlan
 from comfyui_h3.h3core.tiny import configs
 from comfyui_h3.tests.oracle.vae_oracle import randomize, tiny_video_config
 
@@ -114,6 +115,14 @@ def test_a_short_clip_is_filled_with_its_last_frame(encoder):
     video = pixels(3)
     filled = torch.cat([video, video[:, -1:].expand(-1, 14, -1, -1)], dim=1)
     assert torch.equal(encode_moments(encoder, video), encode_moments(encoder, filled))
+    assert torch.equal(encode_moments(encoder, video, exact=True), encode_moments(encoder, filled, exact=True))
+
+
+@pytest.mark.parametrize("num_frames", [5, 22, 39])
+def test_the_last_clip_needs_its_first_five_frames_only(encoder, num_frames):
+    video = pixels(num_frames)
+    exact = encode_moments(encoder, video, exact=True)
+    torch.testing.assert_close(encode_moments(encoder, video), exact, rtol=0, atol=1e-5)
 
 
 def test_the_right_and_bottom_border_is_cut_to_multiples_of_16(encoder):
@@ -169,3 +178,40 @@ def test_normalisation_of_latents_is_undone_by_the_decoder():
     torch.testing.assert_close(denormalize_latents(config, normalize_latents(config, z)), z)
     mean, std = torch.tensor(config.latents_mean[3]), torch.tensor(config.latents_std[3])
     assert normalize_latents(config, z)[3, 0, 0, 0] == (z[3, 0, 0, 0] - mean) / std
+
+
+def stitched_by_hand(encoder, frames):
+    """Moments of normalised pixels (3, F, H, W) joined cell by cell: each of a tile, its upper and its left one."""
+    size, overlap = encoder.config.tile_size // 16, encoder.config.tile_overlap // 16
+    height, width = frames.shape[2] // 16, frames.shape[3] // 16
+    rows, cols = AxisPlan.cover(height, size, overlap), AxisPlan.cover(width, size, overlap)
+    raw = {
+        (i, j): encoder(frames[None, :, :, 16 * y : 16 * (y + rows.size), 16 * x : 16 * (x + cols.size)])[0]
+        for i, y in enumerate(rows.starts)
+        for j, x in enumerate(cols.starts)
+    }
+    out = torch.empty(48, raw[0, 0].shape[1], height, width)
+    for y in range(height):
+        for x in range(width):
+            i = max(i for i, start in enumerate(rows.starts) if start <= y)
+            j = max(j for j, start in enumerate(cols.starts) if start <= x)
+            dy, dx = y - rows.starts[i], x - cols.starts[j]
+            cell = raw[i, j][..., dy, dx]
+            if i and dy < rows.overlaps[i - 1]:
+                share = dy / rows.overlaps[i - 1]
+                cell = raw[i - 1, j][..., y - rows.starts[i - 1], dx] * (1 - share) + cell * share
+            if j and dx < cols.overlaps[j - 1]:
+                share = dx / cols.overlaps[j - 1]
+                cell = raw[i, j - 1][..., dy, x - cols.starts[j - 1]] * (1 - share) + cell * share
+            out[..., y, x] = cell
+    return out
+
+
+@pytest.mark.parametrize(("num_frames", "height", "width"), [(1, 47, 63), (1, 50, 200), (5, 33, 100)])
+def test_sizes_off_the_grid_equal_a_join_by_hand(encoder, num_frames, height, width):
+    """diffusers keeps the border of such sizes, and the release cuts it: there is no other implementation to ask."""
+    video = pixels(num_frames, height, width)
+    cut = normalize_pixels(video[..., : height // 16 * 16, : width // 16 * 16])
+    with torch.no_grad():
+        wanted = stitched_by_hand(encoder, cut)
+    torch.testing.assert_close(encode_moments(encoder, video), wanted, rtol=0, atol=1e-5)

@@ -1,0 +1,139 @@
+"""The parts of H3 that an engine runs: which checkpoints they come from, and which of them two partitions share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from comfyui_h3.h3core.checkpoint.official import Checkpoint, find_partitions
+from comfyui_h3.h3core.checkpoint.sampled import same_weights
+from comfyui_h3.h3core.config import EngineConfig, Partition
+from comfyui_h3.h3core.errors import CheckpointError, RequestError
+from comfyui_h3.h3core.residency import Source
+from comfyui_h3.h3core.types import Task
+
+log = logging.getLogger(__name__)
+
+PARTITION_OF_TASK: Mapping[Task, Partition] = {"t2va": "fl2va", "fl2va": "fl2va", "ref2va": "ref2va"}
+
+_ENTRIES = {  # part -> the component of a checkpoint it is read from, and the config that shapes it
+    "text_encoder": ("text_encoder", "text_encoder_config"),
+    "dit": ("transformer", "dit_config"),
+    "video_encoder": ("video_encoder", "video_vae_config"),
+    "video_decoder": ("video_decoder", "video_vae_config"),
+    "audio_encoder": ("audio_encoder", "audio_vae_config"),
+    "audio_decoder": ("audio_decoder", "audio_vae_config"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """The partitions an engine can run, by name, and why others of the same folder cannot be used."""
+
+    opened: Mapping[Partition, Checkpoint]
+    problems: Mapping[Partition, CheckpointError]
+
+    @classmethod
+    def open(cls, config: EngineConfig) -> Checkpoints:
+        """The partition a configuration names, or with "auto" all that the folder has.
+
+        A second one that is still being downloaded does not keep the first from working. Raises CheckpointError when
+        none can be used.
+        """
+        names = find_partitions(config.checkpoint) if config.partition == "auto" else (config.partition,)
+        opened: dict[Partition, Checkpoint] = {}
+        problems: dict[Partition, CheckpointError] = {}
+        for name in names:
+            try:
+                opened[name] = Checkpoint.open(config.checkpoint, name)
+            except CheckpointError as error:
+                problems[name] = error
+        if not opened:
+            raise problems[names[0]]
+        for name, problem in problems.items():
+            log.warning("the %s weights cannot be used: %s", name, problem)
+        return cls(opened=opened, problems=problems)
+
+    @property
+    def first(self) -> Checkpoint:
+        return next(iter(self.opened.values()))
+
+    def of(self, task: Task) -> Checkpoint:
+        """The one whose weights a task needs; for what both share, the only one there is."""
+        return self.opened.get(PARTITION_OF_TASK[task], self.first)
+
+    def check(self, task: Task) -> None:
+        """Raises RequestError, saying which weights the task needs, when they are not here."""
+        needed = PARTITION_OF_TASK[task]
+        if needed in self.opened:
+            return
+        if needed in self.problems:
+            raise self.problems[needed]
+        if needed == "fl2va":
+            made = "text alone" if task == "t2va" else "keyframes"
+            raise RequestError(
+                f"the ref2va weights need at least one reference, and this is a video from {made}; "
+                "choose fl2va, or auto with a folder that has FL2VA/, in Load H3"
+            )
+        raise RequestError(
+            "the fl2va weights make video from text and keyframes, and references are given; "
+            "choose ref2va, or auto with a folder that has Ref2VA/, in Load H3"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """sources: by name, one for each set of weights. names: of every part of every partition."""
+
+    sources: Mapping[str, Source]
+    names: Mapping[tuple[Partition, str], str]
+
+    @classmethod
+    def of(cls, checkpoints: Mapping[Partition, Checkpoint], config: EngineConfig) -> Parts:
+        """A part of the second partition that holds the same weights as the first's is the first's."""
+        sources: dict[str, Source] = {}
+        names: dict[tuple[Partition, str], str] = {}
+        first = next(iter(checkpoints))
+        for partition, checkpoint in checkpoints.items():
+            for part, source in _sources(checkpoint, config).items():
+                own = part if partition == first else f"{part} of {partition}"
+                shared = partition != first and _same(part, checkpoint, checkpoints[first])
+                name = names[partition, part] = part if shared else own
+                sources.setdefault(name, source)
+            if partition != first and names[partition, "text_encoder"] != "text_encoder":
+                log.warning("%s has a text encoder of its own: it is loaded beside that of %s", partition, first)
+        return cls(sources=sources, names=names)
+
+
+def _same(part: str, one: Checkpoint, other: Checkpoint) -> bool:
+    component, config = _ENTRIES[part]
+    return getattr(one, config) == getattr(other, config) and same_weights(
+        getattr(one, component).entries, getattr(other, component).entries
+    )
+
+
+def _sources(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Source]:
+    device, dtype, vae_dtype = config.torch_device, config.torch_dtype, config.vae_dtype
+    return {
+        "text_encoder": Source(
+            build=lambda: checkpoint.new_text_encoder(dtype),
+            load=lambda on_load: checkpoint.load_text_encoder(device, dtype, on_load),
+        ),
+        "dit": Source(
+            build=lambda: checkpoint.new_dit(dtype), load=lambda on_load: checkpoint.load_dit(device, dtype, on_load)
+        ),
+        "video_encoder": Source(
+            build=checkpoint.new_video_encoder, load=lambda on_load: checkpoint.load_video_encoder(device, on_load)
+        ),
+        "video_decoder": Source(
+            build=lambda: checkpoint.new_video_decoder(vae_dtype),
+            load=lambda on_load: checkpoint.load_video_decoder(device, vae_dtype, on_load),
+        ),
+        "audio_encoder": Source(
+            build=checkpoint.new_audio_encoder, load=lambda on_load: checkpoint.load_audio_encoder(device, on_load)
+        ),
+        "audio_decoder": Source(
+            build=checkpoint.new_audio_decoder, load=lambda on_load: checkpoint.load_audio_decoder(device, on_load)
+        ),
+    }
