@@ -31,7 +31,7 @@ from comfyui_h3.h3core.types import Conditioning, Request
 from comfyui_h3.kernels.dispatch import BACKENDS, backend
 
 CLIPS = {"5s": (124, 66), "10s": (243, 494)}  # frames and text rows: 37,776 and 73,880 rows in all
-SIZE = {"width": 1344, "height": 768}
+WIDTH, HEIGHT = 1344, 768
 
 
 def random_weights(dit: DiT, device: torch.device) -> DiT:
@@ -52,7 +52,7 @@ def random_weights(dit: DiT, device: torch.device) -> DiT:
 def forward_seconds(dit: DiT, clip: str, device: torch.device, num_forwards: int) -> tuple[list[float], int]:
     """Seconds of each forward after the first, and the rows of the sequence."""
     num_frames, num_text = CLIPS[clip]
-    request, _ = resolve(Request(prompt=clip, num_frames=num_frames, **SIZE))
+    request, _ = resolve(Request(prompt=clip, width=WIDTH, height=HEIGHT, num_frames=num_frames))
     config = dit.config
     conditioning = Conditioning(
         request=request,
@@ -132,7 +132,8 @@ def main() -> None:
                 f"{clip}.attention_ms_per_block": attention,
                 f"{clip}.peak_gib": peak / 2**30,
             }
-    shapes = {**SIZE, "rows": rows, "layers": args.layers, "forwards": args.forwards, "kernels": args.kernels}
+    size = {"width": WIDTH, "height": HEIGHT}
+    shapes = {**size, "rows": rows, "layers": args.layers, "forwards": args.forwards, "kernels": args.kernels}
     path = write_record("forward", figures, shapes, device=device, out=args.out, commit=args.commit)
     for name, value in figures.items():
         print(f"{name:34} {value:10.3f}")

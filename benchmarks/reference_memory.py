@@ -1,9 +1,11 @@
-"""Memory and seconds that a reference video of 15 s takes before anything is encoded, on top of the idle program.
+"""Memory and seconds that a reference video of 15 s takes on the host, above the idle engine.
 
     python _bootstrap.py benchmarks.reference_memory
 
-Writes 1344x768 at 30 fps with sound (H.264, AAC) into a temporary folder, reads it in a program of its own, and notes
-the largest resident memory of that program in each stage. The result alone, 362 frames of 3 MB, is 1.04 GiB (1.12 GB).
+Writes 1344x768 at 30 fps with sound (H.264, AAC) into a temporary folder, reads and encodes it with the tiny H3 in a
+program of its own, and notes the largest resident memory of that program in each stage: the reading alone, then the
+whole stage as a job runs it. The frames alone, 362 of 3 MB, are 1.04 GiB (1.12 GB). On a CPU the encoder's activations
+count too.
 """
 
 import argparse
@@ -16,14 +18,21 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from comfyui_h3.benchmarks.record import ROOT, write_record
-from comfyui_h3.h3core.media.clips import FileClip, conform
+from comfyui_h3.h3core.config import EngineConfig
+from comfyui_h3.h3core.engine import Engine
+from comfyui_h3.h3core.media.clips import FileClip, MemoryClip, conform
 from comfyui_h3.h3core.media.mp4 import write_mp4
+from comfyui_h3.h3core.media.references import Keyframe, MediaRequest, ReferenceVideo
 from comfyui_h3.h3core.media.sound import reference_waveform
-from comfyui_h3.h3core.types import Audio, Frames
+from comfyui_h3.h3core.tiny.write import write_official
+from comfyui_h3.h3core.types import Audio, EncodedMedia, Frames
+
+T = TypeVar("T")
 
 WIDTH, HEIGHT, RATE, SOUND_RATE = 1344, 768, 30, 48000
 MAX_FRAMES = 362  # of the longest video that H3 was trained for
@@ -58,13 +67,13 @@ def reset_peak() -> None:
 
 
 class Stages:
-    """Peak above idle, and seconds, of one stage after another; what a stage returns stays for the next ones."""
+    """Peak above idle, and seconds, of one stage after another."""
 
     def __init__(self) -> None:
         self.idle = resident_bytes(peak=False)
         self.figures: dict[str, float] = {}
 
-    def run(self, name: str, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run(self, name: str, work: Callable[[], T]) -> T:
         reset_peak()
         start = time.perf_counter()
         result = work()
@@ -73,11 +82,11 @@ class Stages:
         return result
 
 
-def measure(path: Path) -> dict[str, float]:
+def measure(folder: Path, device: str) -> dict[str, float]:
     """Figures of every stage in this program."""
-    torch.zeros(1).add_(1)  # what PyTorch allocates once is part of idle
+    engine = idle_engine(folder / "tiny-h3", device)
     stages = Stages()
-    clip = FileClip(path)
+    clip = FileClip(folder / "clip.mp4")
     frames = stages.run("conform", lambda: conform(clip, max_frames=MAX_FRAMES))
 
     def waveform() -> torch.Tensor:
@@ -86,13 +95,33 @@ def measure(path: Path) -> dict[str, float]:
         return reference_waveform(sound, MAX_FRAMES / 24)
 
     stages.run("sound", waveform)
-    # The next stage of a reference, the video VAE's encoder, belongs here: stages.run("encode", ...) over ``frames``.
+    result = {"result_gb.frames": frames.nbytes / 1e9, "result.num_frames": float(len(frames))}
+    del frames
+
+    def encode() -> EncodedMedia:
+        references = (ReferenceVideo(clip=clip),)
+        return engine.encode_media(
+            MediaRequest(width=WIDTH, height=HEIGHT, num_frames=MAX_FRAMES, references=references)
+        )
+
+    stages.run("encode_media", encode)
     return {
         **stages.figures,
-        "result_gb.frames": frames.nbytes / 1e9,
-        "result.num_frames": len(frames),
+        **result,
         "peak_gb.all": max(value for name, value in stages.figures.items() if name.startswith("peak_gb.")),
     }
+
+
+def idle_engine(checkpoint: Path, device: str) -> Engine:
+    """An engine whose encoders have run once: what they and their libraries keep is part of idle."""
+    write_official(checkpoint)
+    engine = Engine(EngineConfig(checkpoint=checkpoint, device=device))
+    sound = Audio(samples=torch.zeros(2, 32000))
+    small = MemoryClip(torch.zeros(22, 64, 64, 3, dtype=torch.uint8), Fraction(24), sound)
+    picture = Keyframe(pixels=torch.zeros(64, 64, 3, dtype=torch.uint8))
+    references = (ReferenceVideo(clip=small, short_edge=64),)
+    engine.encode_media(MediaRequest(width=64, height=64, num_frames=22, keyframes=(picture,), references=references))
+    return engine
 
 
 def main() -> None:
@@ -100,18 +129,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=MAX_FRAMES / 24, help="of the clip (default 15.08)")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--height", type=int, default=HEIGHT)
+    parser.add_argument("--device", default="auto", help="of the engine: auto, cpu or cuda:N")
+    parser.add_argument("--commit", help="commit of a copy without git")
     parser.add_argument("--out", type=Path, help="folder of the JSON; default benchmarks/results")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.measure)))
+        print(json.dumps(measure(args.measure, args.device)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "clip.mp4"
         write_clip(path, args.seconds, args.width, args.height)
-        command = [sys.executable, str(ROOT / "_bootstrap.py"), "benchmarks.reference_memory", "--measure", str(path)]
+        command = [sys.executable, str(ROOT / "_bootstrap.py"), "benchmarks.reference_memory"]
+        command += ["--measure", scratch, "--device", args.device]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures = json.loads(done.stdout)
+    device = torch.device("cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
     shapes = {
         "width": args.width,
         "height": args.height,
@@ -119,7 +152,7 @@ def main() -> None:
         "seconds": args.seconds,
         "cpu_threads": torch.get_num_threads(),
     }
-    path = write_record("reference-memory", figures, shapes, device=torch.device("cpu"), out=args.out)
+    path = write_record("reference-memory", figures, shapes, device=device, out=args.out, commit=args.commit)
     for figure, value in figures.items():
         print(f"{figure:24} {value:10.3f}")
     print(path)

@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.h3core.media.canvas import FPS, check_ratio
 from comfyui_h3.h3core.media.references import (
     LAST_FRAME,
     Keyframe,
     MediaRequest,
+    Reference,
     ReferenceAudio,
     ReferenceImage,
     ReferenceVideo,
 )
+from comfyui_h3.h3core.media.sound import check_audio
 from comfyui_h3.h3core.request import reported, resolve_size
-from comfyui_h3.h3core.types import ResolvedRequest, Task
+from comfyui_h3.h3core.types import Audio, ResolvedRequest, Task
 
 MAX_IMAGES, MAX_VIDEOS, MAX_AUDIOS, MAX_MEDIA = 9, 3, 3, 12
 LATENT_STARTS = (0, 1, 5, 9, 13)  # of every 17 frames: where a latent frame begins
@@ -45,6 +48,9 @@ def resolve_media(request: MediaRequest) -> tuple[MediaRequest, ResolvedRequest,
             f"{len(keyframes) + len(request.references)} media are given, keyframes counted; use {MAX_MEDIA} or fewer"
         )
     request = replace(request, keyframes=keyframes)
+    for reference in request.references:
+        _check_content(reference, resolved.num_frames / FPS)
+    notices += [notice for medium in (*keyframes, *request.references) for notice in medium.notices]
     notices += [*_keyframe_notices(request, resolved), *_reference_notices(request)]
     return request, resolved, reported(notices, request.strict)
 
@@ -66,6 +72,19 @@ def check_references(references: tuple[object, ...], *, complete: bool = True) -
         )
     if complete and references and all(isinstance(reference, ReferenceAudio) for reference in references):
         raise RequestError("a reference sound is given alone; add a reference picture or video, H3 needs one beside it")
+
+
+def _check_content(reference: Reference, seconds: float) -> None:
+    """Raises RequestError for what can be told to be impossible without reading a file."""
+    if isinstance(reference, ReferenceImage):
+        check_ratio(reference.pixels.shape[1], reference.pixels.shape[0], "the reference picture")
+    elif isinstance(reference, ReferenceAudio):
+        check_audio(reference.audio, seconds)
+    else:
+        info = reference.clip.info
+        check_ratio(info.width, info.height, "the reference video")
+        if isinstance(reference.soundtrack, Audio):
+            check_audio(reference.soundtrack, seconds)
 
 
 def resolve_keyframes(keyframes: tuple[Keyframe, ...], num_frames: int) -> tuple[Keyframe, ...]:

@@ -35,7 +35,7 @@ class H3DecodeAudio(io.ComfyNode):
     def execute(cls, engine, latents) -> io.NodeOutput:
         engine = expect(engine, Engine, "Load H3")
         latents = expect(latents, Latents, "H3 Sample DiT")
-        make_room(engine, "decode_audio", latents.request)
+        make_room(engine, "decode_audio", latents)
         on_load, on_progress = LoadProgress("the audio decoder"), HostProgress("Decoding audio")
         on_progress(0, 1)  # one piece of work; this is where Cancel is seen
         audio = engine.decode_audio(latents, on_load=on_load)

@@ -42,7 +42,7 @@ class H3DecodeVideo(io.ComfyNode):
         engine = expect(engine, Engine, "Load H3")
         latents = expect(latents, Latents, "H3 Sample DiT")
         sound = None if audio is None else host_audio.from_host(audio)
-        make_room(engine, "decode_video", latents.request)
+        make_room(engine, "decode_video", latents)
         on_load, on_progress = LoadProgress("the video decoder"), HostProgress("Decoding video")
         frames = engine.decode_video(latents, on_progress=on_progress, on_load=on_load)
         return io.NodeOutput(H3Video(frames, sound))

@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from comfyui_h3.h3core.checkpoint.index import fingerprint
-from comfyui_h3.h3core.config import PARTITIONS, PRECISIONS, EngineConfig
+from comfyui_h3.h3core.config import PRECISIONS, WEIGHTS, EngineConfig
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.registry import get_engine
 from comfyui_h3.nodes._compat import make
@@ -36,7 +36,7 @@ class H3LoadModel(io.ComfyNode):
             display_name="Load H3",
             category="MiniMax H3",
             description="Opens a MiniMax H3 checkpoint. Weights are read when a stage first needs them, and then stay.",
-            search_aliases=["minimax", "hailuo", "h3", "t2va", "text to video", "model loader"],
+            search_aliases=["minimax", "hailuo", "h3", "t2va", "fl2va", "ref2va", "text to video", "model loader"],
             inputs=[
                 io.Combo.Input(
                     "model",
@@ -46,9 +46,10 @@ class H3LoadModel(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "weights",
-                    options=list(PARTITIONS),
-                    default="fl2va",
-                    tooltip="fl2va: video from text, first and last frame. ref2va: video from references.",
+                    options=list(WEIGHTS),
+                    default="auto",
+                    tooltip="fl2va: video from text, first and last frame. ref2va: video from references. auto: each "
+                    "request takes the ones it needs, of those in the folder; this node shows which these are.",
                 ),
                 make(
                     io.Combo.Input,
@@ -76,7 +77,7 @@ class H3LoadModel(io.ComfyNode):
         return verdict(
             lambda: EngineConfig(
                 checkpoint=Path(),
-                partition=weights or "fl2va",
+                partition=weights or "auto",
                 device=host_device(device or "auto"),
                 precision=precision or "auto",
             ),

@@ -3,7 +3,7 @@
 import comfy.model_management
 
 from comfyui_h3.h3core.engine import Engine
-from comfyui_h3.h3core.types import ResolvedRequest
+from comfyui_h3.h3core.types import Conditioning, Latents
 
 
 def host_device(choice: str) -> str:
@@ -11,8 +11,8 @@ def host_device(choice: str) -> str:
     return str(comfy.model_management.get_torch_device()) if choice == "auto" else choice
 
 
-def make_room(engine: Engine, stage: str, request: ResolvedRequest | None = None) -> None:
-    """Has the host unload as many of its models as the stage needs memory."""
-    num_bytes = engine.missing_bytes(stage, request)
+def make_room(engine: Engine, stage: str, given: Conditioning | Latents | None = None) -> None:
+    """Has the host unload as many of its models as the stage needs memory for what it will get."""
+    num_bytes = engine.missing_bytes(stage, given)
     if num_bytes:
         comfy.model_management.free_memory(num_bytes, engine.device)

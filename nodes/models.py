@@ -29,8 +29,11 @@ def find_checkpoints(roots: Sequence[str | os.PathLike[str]]) -> dict[str, Path]
 
 
 def has_partition(folder: Path, weights: str) -> bool:
-    """Whether these weights are in a checkpoint. Of a folder that is one partition itself, only its content knows."""
-    return _is_partition(folder) or (folder / PARTITION_FOLDERS.get(weights, weights)).is_dir()
+    """Whether these weights are in a checkpoint; "auto" takes what there is.
+
+    Of a folder that is one partition itself, only its content knows.
+    """
+    return weights == "auto" or _is_partition(folder) or (folder / PARTITION_FOLDERS.get(weights, weights)).is_dir()
 
 
 def _checkpoints_below(folder: Path, depth: int, seen: set[str]) -> Iterator[Path]:

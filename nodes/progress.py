@@ -1,6 +1,8 @@
 """The host's progress bar, status line and Cancel button as one plain callback."""
 
+import html
 import time
+from collections.abc import Iterable
 
 import comfy.model_management
 import comfy.utils
@@ -15,18 +17,18 @@ class HostProgress:
     Raises the host's interrupt when Cancel was pressed: on newer hosts a BaseException, which no stage may swallow.
     """
 
-    def __init__(self, label: str, waiting_for: str = "the weights"):
+    def __init__(self, label: str, waiting_for: str | None = "the weights"):
         self._label = label
         self._describe = describe
         self._bar: comfy.utils.ProgressBar | None = None
         self._started = self._written = 0.0
-        show_text(f"{label}: waiting for {waiting_for}")
+        show_text(f"{label}: waiting for {waiting_for}" if waiting_for else label)
 
     def __call__(self, done: int, total: int) -> None:
         # The bar asks as well, but newer hosts drop most of its calls.
         comfy.model_management.throw_exception_if_processing_interrupted()
         now = time.monotonic()
-        if self._bar is None:
+        if self._bar is None or done == 0:  # a stage may read the weights of several models, one after the other
             self._bar, self._started = comfy.utils.ProgressBar(total), now
         self._bar.update_absolute(done, total)
         if done in (0, total) or now - self._written >= TEXT_INTERVAL_S:
@@ -60,11 +62,25 @@ def describe(label: str, done: int, total: int, seconds: float) -> str:
     return f"{label}: {done} of {total}, {rate}{left}"
 
 
+def show_notices(notices: Iterable[str]) -> None:
+    """What is unusual about a request, as a line on the node that runs now; nothing when nothing is."""
+    text = notice_text(notices)
+    if text:
+        show_text(text)
+
+
+def notice_text(notices: Iterable[str]) -> str:
+    """Notices as one line, each sentence once; empty without any."""
+    sentences = dict.fromkeys(notice.rstrip(".") for notice in notices)
+    return "notice: " + "; ".join(sentences) if sentences else ""
+
+
 def show_text(text: str) -> None:
-    """A line of text on the node that runs now, where the host has a page."""
+    """Text on the node that runs now, where the host has a page. The page takes it as HTML: labels such as <Video 1>
+    would vanish, and what a file name says would run."""
     from server import PromptServer  # its web server: a process that only validates graphs may run without one
 
     context = get_executing_context()
     server = getattr(PromptServer, "instance", None)
     if context is not None and server is not None:
-        server.send_progress_text(text, context.node_id)
+        server.send_progress_text(html.escape(text, quote=False), context.node_id)

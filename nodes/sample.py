@@ -56,7 +56,7 @@ class H3SampleDiT(io.ComfyNode):
     def execute(cls, engine, conditioning, seed, sigma_points) -> io.NodeOutput:
         engine = expect(engine, Engine, "Load H3")
         conditioning = expect(conditioning, Conditioning, "H3 Encode Prompt")
-        make_room(engine, "sample", conditioning.request)
+        make_room(engine, "sample", conditioning)
         on_load, on_step = LoadProgress("the transformer"), HostProgress("Sampling")
         latents = engine.sample(conditioning, seed=seed, sigma_points=sigma_points, on_step=on_step, on_load=on_load)
         return io.NodeOutput(latents)

@@ -5,4 +5,6 @@ from comfy_api.latest import io
 H3Engine = io.Custom("H3_ENGINE")  # h3core.engine.Engine
 H3Conditioning = io.Custom("H3_CONDITIONING")  # h3core.types.Conditioning
 H3Latents = io.Custom("H3_LATENTS")  # h3core.types.Latents
-H3Media = io.Custom("H3_MEDIA")  # pictures, clips and sounds a prompt refers to; no node makes them yet
+H3Keyframes = io.Custom("H3_KEYFRAMES")  # tuple of h3core.media.references.Keyframe
+H3References = io.Custom("H3_REFERENCES")  # tuple of h3core.media.references.Reference
+H3Media = io.Custom("H3_MEDIA")  # h3core.types.EncodedMedia: either of the two, encoded

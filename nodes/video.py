@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import torch
 from comfy_api.latest import Input, InputImpl, Types
 
+from comfyui_h3.h3core.media.clips import Clip, FileClip, MemoryClip
 from comfyui_h3.h3core.media.frames import images_to_uint8
 from comfyui_h3.h3core.media.mp4 import write_mp4, write_mp4_stream
 from comfyui_h3.h3core.types import Audio, Frames
@@ -98,6 +99,23 @@ def from_host(video: Input.Video) -> tuple[Frames, Audio | None]:
     components = expect(video, Input.Video, "a node that gives VIDEO").get_components()
     sound = None if components.audio is None else host_audio.from_host(components.audio)
     return Frames(pixels=images_to_uint8(components.images), fps=Fraction(components.frame_rate)), sound
+
+
+def clip_from_host(video: Any) -> Clip:
+    """Any VIDEO as a reference clip. A file is decoded in a stream when it is needed, never into one float batch.
+
+    What a host trimmed stays trimmed. Frames that a node made are taken as they are, without a copy.
+    """
+    expect(video, Input.Video, "a node that gives VIDEO")
+    if isinstance(video, H3Video):
+        return MemoryClip(video.frames.pixels, video.frames.fps, video.audio)
+    if type(video).get_stream_source is not Input.Video.get_stream_source:  # else the host would encode a file for it
+        window = getattr(video, "get_active_trim_window", None)  # older hosts have none
+        start_s, duration_s = (0.0, 0.0) if window is None else window()
+        return FileClip(video.get_stream_source(), start_s=start_s, duration_s=duration_s or None)
+    components = video.get_components()
+    sound = None if components.audio is None else host_audio.first_clip(components.audio, "the sound of the video")[0]
+    return MemoryClip(components.images, Fraction(components.frame_rate), sound)
 
 
 def _is_default(name: str, value: Any) -> bool:

@@ -12,6 +12,7 @@ import ctypes
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -125,7 +126,8 @@ class ComfyHost:
     """One server with a private base folder (models, input, output, user), stopped when the ``with`` block ends.
 
     host_dir: a ComfyUI folder; nothing is written in it. packs and models: name -> folder, linked into custom_nodes/
-    and models/minimax_h3/. page: serve the graph editor (needs comfyui-frontend-package). port: 0 takes a free one.
+    and models/minimax_h3/. inputs: files copied into input/, unless one of that name is there. page: serve the graph
+    editor (needs comfyui-frontend-package). port: 0 takes a free one.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class ComfyHost:
         *,
         packs: Mapping[str, Path],
         models: Mapping[str, Path] | None = None,
+        inputs: Sequence[Path] = (),
         page: bool = False,
         address: str = "127.0.0.1",
         port: int = 0,
@@ -151,6 +154,7 @@ class ComfyHost:
         self.process: subprocess.Popen[bytes] | None = None
         self._packs = dict(packs)
         self._models = dict(models or {})
+        self._inputs = list(inputs)
         self._page = page
         self._find_port = port == 0
         self._cpu = cpu
@@ -206,6 +210,10 @@ class ComfyHost:
                 link.symlink_to(Path(target).resolve(), target_is_directory=True)
         for name in ("input", "output", "temp", "user", "web"):
             (self.base_dir / name).mkdir(exist_ok=True)
+        for source in self._inputs:  # copied: a page that saves over an input must not reach ours
+            target = self.base_dir / "input" / source.name
+            if not target.exists():
+                shutil.copyfile(source, target)
         (self.base_dir / "web" / "index.html").touch()  # the host insists on a page
 
     def _command(self) -> list[str]:

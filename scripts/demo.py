@@ -26,6 +26,11 @@ from comfyui_h3.scripts.terminal import StageLines, table
 PACK_NAME = "ComfyUI-H3"
 JOB_TIMEOUT_S = 24 * 3600
 TINY_SIZE = {"width": 128, "height": 96, "num_frames": 22}  # half a minute on two CPU cores
+TINY_MEDIA: dict[str, dict[str, Any]] = {  # the same for workflows with media
+    "H3Canvas": {"short_edge": 96, "duration": 0.9},
+    "H3ReferenceImage": {"size": "match"},
+    "H3ReferenceVideo": {"short_edge": 96},
+}
 
 
 class SettingError(ValueError):
@@ -195,11 +200,20 @@ def run_demo(settings: Settings, base: Path) -> None:
     print("\n" + table(("stage", "seconds", "units"), rows) + "\n\n" + describe_video(path))
 
 
+def example_media() -> list[Path]:
+    """The files that the example workflows load."""
+    return sorted((ROOT / "workflows" / "media").iterdir())
+
+
 def widget_names(host: ComfyHost, class_type: str) -> list[str]:
-    """Inputs of a node that are widgets, in the order of ``widgets_values``; the others are sockets of ours."""
+    """Inputs of a node that are widgets, in the order of ``widgets_values``; the others are sockets."""
     info = host.object_info(class_type)
-    required = info["input"]["required"]
-    return [name for name in info["input_order"]["required"] if not str(required[name][0]).startswith("H3_")]
+    groups = [(info["input"].get(group, {}), info["input_order"].get(group, [])) for group in ("required", "optional")]
+    return [name for inputs, order in groups for name in order if _is_widget(inputs[name][0])]
+
+
+def _is_widget(kind: object) -> bool:
+    return isinstance(kind, list) or kind in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 
 
 def offer_workflows(host: ComfyHost, settings: Settings) -> None:
@@ -211,6 +225,7 @@ def offer_workflows(host: ComfyHost, settings: Settings) -> None:
     values: dict[str, dict[str, Any]] = {
         "H3LoadModel": {"model": model_choice(host, settings.model_name)},
         "H3EncodePrompt": {name: value for name, value in sizes.items() if value is not None},
+        **(TINY_MEDIA if settings.model_name == TINY_NAME else {}),
     }
     widgets = {class_type: widget_names(host, class_type) for class_type in values}
     folder = host.base_dir / "user" / "default" / "workflows"
@@ -242,7 +257,15 @@ def run_server(settings: Settings, base: Path) -> None:
     print(f"starting ComfyUI with {settings.model_name} ({settings.model})", flush=True)
     packs, models = {PACK_NAME: ROOT}, {settings.model_name: settings.model}
     host = ComfyHost(
-        host_folder(), base, packs=packs, models=models, page=True, address=address, port=port, cpu=not has_gpu()
+        host_folder(),
+        base,
+        packs=packs,
+        models=models,
+        inputs=example_media(),
+        page=True,
+        address=address,
+        port=port,
+        cpu=not has_gpu(),
     )
     with host:
         offer_workflows(host, settings)

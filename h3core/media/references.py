@@ -16,10 +16,14 @@ LAST_FRAME = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Keyframe:
-    """A picture the video passes through. pixels: (H, W, 3) uint8 of any size; frame: 0 the first, -1 the last."""
+    """A picture the video passes through. pixels: (H, W, 3) uint8 of any size; frame: 0 the first, -1 the last.
+
+    notices, here and below: what was changed in the medium to make it this, one sentence each.
+    """
 
     pixels: Tensor
     frame: int = 0
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +36,7 @@ class ReferenceImage:
 
     pixels: Tensor
     size: Literal["diffusers", "max", "match"] = "diffusers"
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +52,7 @@ class ReferenceVideo:
     soundtrack: Audio | Literal["own"] | None = "own"
     start_s: float = 0.0
     short_edge: int = SHORT_EDGE
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +60,7 @@ class ReferenceAudio:
     """A voice or a music."""
 
     audio: Audio
+    notices: tuple[str, ...] = ()
 
 
 Reference: TypeAlias = ReferenceImage | ReferenceVideo | ReferenceAudio

@@ -36,31 +36,22 @@ def reference_waveform(audio: Audio, max_duration_s: float) -> Tensor:
     mixed down as ``ffmpeg -ac 2`` does it for floats (no normalisation, so loud surround may pass 1). Nothing is made
     louder or clipped.
 
-    Raises RequestError for samples that are not (channels, N) floats, that are not finite, for more than 8 channels,
-    for an impossible rate, and for sound shorter than one audio latent (25 ms).
+    Raises RequestError as ``check_audio`` does.
     """
-    _check_audio(audio, max_duration_s)
+    check_audio(audio, max_duration_s)
     rate = audio.sample_rate
-    samples = audio.samples[:, : int(max_duration_s * rate)].detach().to("cpu", torch.float32)
-    num_channels, num_samples = samples.shape
-    if num_samples < 2 or math.ceil(num_samples * SAMPLE_RATE / rate) < SAMPLES_PER_LATENT:
-        raise RequestError(
-            f"the reference sound is too short: {num_samples} samples at {rate} Hz are {num_samples / rate:.4g} s; "
-            "give at least 0.025 s, and 2 s or more for a useful reference, or disconnect it"
-        )
-    finite = torch.isfinite(samples)
-    if not finite.all():
-        first = int((~finite).any(dim=0).nonzero()[0])
-        raise RequestError(
-            f"the reference sound holds {int((~finite).sum())} NaN or Inf values, the first at {first / rate:.3f} s; "
-            "look at the node that made it, and queue again"
-        )
-    if num_channels > 2:
+    samples = _used(audio, max_duration_s).to("cpu", torch.float32)
+    if len(samples) > 2:
         samples = _mix_to_stereo(samples, rate)
     return sinc_resample(samples.expand(2, -1), rate, SAMPLE_RATE).contiguous()
 
 
-def _check_audio(audio: Audio, max_duration_s: float) -> None:
+def check_audio(audio: Audio, max_duration_s: float) -> None:
+    """Raises RequestError for sound that cannot be a reference.
+
+    Samples that are not (channels, N) floats, that are not finite, more than 8 channels, an impossible rate, and less
+    than one audio latent (25 ms). Only the first ``max_duration_s`` seconds are looked at.
+    """
     samples, rate = audio.samples, audio.sample_rate
     if samples.ndim != 2 or not samples.is_floating_point():
         raise RequestError(
@@ -75,6 +66,24 @@ def _check_audio(audio: Audio, max_duration_s: float) -> None:
         )
     if not (max_duration_s > 0 and math.isfinite(max_duration_s)):
         raise RequestError(f"a sound of {max_duration_s} s at most is not possible; use a positive number of seconds")
+    samples = _used(audio, max_duration_s)
+    num_samples = samples.shape[1]
+    if num_samples < 2 or math.ceil(num_samples * SAMPLE_RATE / rate) < SAMPLES_PER_LATENT:
+        raise RequestError(
+            f"the reference sound is too short: {num_samples} samples at {rate} Hz are {num_samples / rate:.4g} s; "
+            "give at least 0.025 s, and 2 s or more for a useful reference, or disconnect it"
+        )
+    finite = torch.isfinite(samples)
+    if not finite.all():
+        first = int((~finite).any(dim=0).nonzero()[0])
+        raise RequestError(
+            f"the reference sound holds {int((~finite).sum())} NaN or Inf values, the first at {first / rate:.3f} s; "
+            "look at the node that made it, and queue again"
+        )
+
+
+def _used(audio: Audio, max_duration_s: float) -> Tensor:
+    return audio.samples[:, : int(max_duration_s * audio.sample_rate)].detach()
 
 
 def _mix_to_stereo(samples: Tensor, rate: int) -> Tensor:

@@ -90,6 +90,31 @@ def test_as_many_as_allowed_are_taken():
     ask([video(), sound()])
 
 
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        (image(1000, 200), ("1000x200", "4:1")),
+        (video(4, 1000, 200), ("1000x200", "4:1")),
+        (sound(0.01), ("too short", "0.025 s")),
+        (ReferenceAudio(audio=Audio(samples=torch.full((2, 32000), torch.nan))), ("NaN", "0.000 s")),
+        (ReferenceAudio(audio=Audio(samples=torch.zeros(9, 32000))), ("9 channels", "stereo")),
+        (ReferenceVideo(clip=video().clip, soundtrack=Audio(samples=torch.zeros(2, 32000), sample_rate=0)), ("0 Hz",)),
+    ],
+)
+def test_content_that_cannot_be_used_is_refused_before_anything_is_encoded(reference, words):
+    with pytest.raises(RequestError) as info:
+        ask([image(), reference])
+    for word in words:
+        assert word in str(info.value)
+
+
+def test_what_was_changed_in_a_medium_is_a_notice_of_the_request():
+    changed = ReferenceImage(pixels=image().pixels, notices=("the picture is a batch of 3",))
+    assert ask([changed])[2] == ("the picture is a batch of 3",)
+    with pytest.raises(RequestError, match="batch of 3"):
+        ask([changed], strict=True)
+
+
 def test_keyframes_are_sorted_by_time():
     request, resolved, _ = ask(keyframes=[keyframe(-1), keyframe(17), keyframe(0)])
     assert [k.frame for k in request.keyframes] == [0, 17, 123]

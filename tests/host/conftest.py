@@ -11,7 +11,7 @@ import pytest
 
 from comfyui_h3.scripts.checkpoints import TINY_NAME, tiny_checkpoint
 from comfyui_h3.scripts.comfy_host import ComfyHost
-from comfyui_h3.scripts.demo import model_choice, set_inputs
+from comfyui_h3.scripts.demo import example_media, model_choice, set_inputs
 
 ROOT = Path(__file__).parents[2]
 FETCHED = ROOT / ".cache" / "host" / "ComfyUI"
@@ -46,7 +46,8 @@ def start_host(host_dir, tmp_path_factory):
         packs = packs or {"ComfyUI-H3": ROOT}
         # The interpreter is for kernel tests; a server that inherits it would run unlike a user's.
         env = {"TRITON_INTERPRET": "0"}
-        return ComfyHost(host_dir, base, packs=packs, models={TINY_NAME: checkpoint}, extra_args=extra_args, env=env)
+        models, inputs = {TINY_NAME: checkpoint}, example_media()
+        return ComfyHost(host_dir, base, packs=packs, models=models, inputs=inputs, extra_args=extra_args, env=env)
 
     return build
 

@@ -6,10 +6,13 @@ import torch
 
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.nodes import audio as host_audio
+from comfyui_h3.nodes.canvas import H3Canvas
+from comfyui_h3.nodes.encode_fl_media import H3EncodeFLMedia
 from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
 from comfyui_h3.nodes.load import H3LoadModel, checkpoints
 from comfyui_h3.nodes.memory import host_device, make_room
 from comfyui_h3.nodes.models import NONE_FOUND, find_checkpoints
+from comfyui_h3.nodes.references import H3EncodeRefMedia
 from comfyui_h3.nodes.sample import H3SampleDiT
 from comfyui_h3.nodes.save_mp4 import H3SaveMP4, graph_tags
 from comfyui_h3.nodes.video import from_host
@@ -28,8 +31,9 @@ PROMPT = {"prompt": "rain", "width": 1344, "height": 768, "frames": 124}
         ({"height": 720}, "use 704 or 736"),
         ({"width": 4096, "height": 512}, "longer than 4:1"),
         ({"frames": 1}, "use 5 or more"),
-        ({"frames": 8}, "use 5 or 22"),
+        ({"frames": 3593}, "frames=3593 is too many; use 3592"),
         ({"frames": float("nan")}, "not a whole number"),
+        ({"prompt": "as in <Picture 1>"}, "the prompt names <Picture 1>, but no media are connected"),
     ],
 )
 def test_impossible_request_is_answered_with_its_remedy(wrong, remedy):
@@ -39,6 +43,41 @@ def test_impossible_request_is_answered_with_its_remedy(wrong, remedy):
 
 def test_possible_request_passes():
     assert H3EncodePrompt.validate_inputs(**PROMPT) is True
+
+
+def test_frames_off_the_grid_pass_because_they_are_rounded_up():
+    assert H3EncodePrompt.validate_inputs(**{**PROMPT, "frames": 8}) is True
+
+
+def test_label_passes_while_its_medium_may_be_connected():
+    """The host gives None for a link; what comes through it is judged when the node runs."""
+    assert H3EncodePrompt.validate_inputs(**{**PROMPT, "prompt": "as in <Picture 1>"}, media=None) is True
+
+
+@pytest.mark.parametrize("node", [H3EncodeFLMedia, H3EncodeRefMedia])
+def test_size_of_media_is_judged_before_the_job(node):
+    assert node.validate_inputs(width=1344, height=768, frames=124) is True
+    assert "use 704 or 736" in node.validate_inputs(width=1344, height=720, frames=124)
+    assert "use 5 or more" in node.validate_inputs(width=1344, height=768, frames=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"aspect": "2:1"}, "aspect='2:1' does not exist; use one of 16:9"),
+        ({"aspect": "auto"}, "image, which is not connected"),
+        ({"short_edge": 0}, "short_edge=0 is not possible; use 32"),
+        ({"duration": 0.0}, "use 4 to 15"),
+        ({"duration": float("nan")}, "not a number of seconds"),
+        ({"duration": 1000.0}, "longer than 150 s"),
+    ],
+)
+def test_impossible_canvas_is_answered_with_its_remedy(wrong, remedy):
+    assert remedy in H3Canvas.validate_inputs(**{"aspect": "16:9", "short_edge": 768, "duration": 5.0, **wrong})
+
+
+def test_canvas_of_an_image_passes_when_one_is_linked():
+    assert H3Canvas.validate_inputs(aspect="auto", short_edge=768, duration=5.0, image=None) is True
 
 
 def test_linked_side_is_not_guessed():
@@ -80,6 +119,13 @@ def test_models_are_listed_and_checked(host_folders):
     assert "bfloat16 or float32" in H3LoadModel.validate_inputs(**{**good, "precision": "float16"})
 
 
+def test_auto_weights_take_what_the_folder_has(host_folders):
+    make_release(host_folders[0] / "minimax_h3" / "h3", ["FL2VA"])
+    (weights,) = [i for i in H3LoadModel.define_schema().inputs if i.id == "weights"]
+    assert (weights.options, weights.default) == (["auto", "fl2va", "ref2va"], "auto")
+    assert H3LoadModel.validate_inputs(model="h3", weights="auto", device="cpu", precision="auto") is True
+
+
 def test_extra_model_paths_come_first(host_folders, tmp_path):
     mine = make_release(tmp_path / "disk" / "h3", ["FL2VA"])
     make_release(host_folders[0] / "minimax_h3" / "h3", ["FL2VA"])
@@ -115,11 +161,6 @@ def test_usual_names_pass(prefix):
     assert H3SaveMP4.validate_inputs(filename_prefix=prefix) is True
 
 
-def test_media_are_refused_rather_than_ignored():
-    with pytest.raises(RequestError, match="text alone"):
-        H3EncodePrompt.execute(engine=None, media=object(), **PROMPT)
-
-
 def test_auto_is_the_device_of_the_host():
     """With --cpu a host stays off a GPU that is there, and so does the pack."""
     assert host_device("auto") == "cpu"
@@ -135,7 +176,7 @@ def test_host_makes_room_for_what_a_stage_is_missing(monkeypatch):
     class Missing:
         device = torch.device("cuda:0")
 
-        def missing_bytes(self, stage, request):
+        def missing_bytes(self, stage, given):
             return {"sample": 5, "encode": 0}[stage]
 
     make_room(Missing(), "encode")

@@ -14,7 +14,7 @@ from comfyui_h3.nodes import progress as progress_module
 from comfyui_h3.nodes.decode_audio import H3DecodeAudio
 from comfyui_h3.nodes.decode_video import H3DecodeVideo
 from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
-from comfyui_h3.nodes.progress import HostProgress, describe
+from comfyui_h3.nodes.progress import HostProgress, LoadProgress, describe, show_notices, show_text
 from comfyui_h3.nodes.sample import H3SampleDiT
 from comfyui_h3.nodes.save_mp4 import H3SaveMP4, check_prefix, graph_tags, output_path
 from comfyui_h3.nodes.video import H3Video
@@ -171,8 +171,8 @@ def test_cancel_while_writing_leaves_no_file(video, save, host_folders, monkeypa
 
 
 def test_impossible_request_reaches_the_host_unchanged(tiny_engine):
-    with pytest.raises(RequestError, match=r"^frames=8 is not 17k \+ 5; use 5 or 22$"):
-        H3EncodePrompt.execute(tiny_engine, "rain", 64, 64, 8)
+    with pytest.raises(RequestError, match=r"^height=50 is not a multiple of 32 pixels; use 32 or 64$"):
+        H3EncodePrompt.execute(tiny_engine, "rain", 64, 50, 5)
 
 
 @pytest.fixture
@@ -206,6 +206,39 @@ def test_text_is_not_sent_for_every_frame(page, monkeypatch):
     for done in range(363):
         on_frame(done, 362)
     assert len(page.text) == 3
+
+
+def test_text_is_escaped_for_the_page(page):
+    """It draws the text as HTML: a label would vanish, and a file name could hold a script."""
+    show_text("<Video 1> & <img src=x onerror=alert(1)>")
+    assert page.text == [("7", "&lt;Video 1&gt; &amp; &lt;img src=x onerror=alert(1)&gt;")]
+
+
+def test_notices_are_one_line_and_each_is_there_once(page):
+    show_notices(["one.", "two", "one"])
+    show_notices([])
+    assert page.text == [("7", "notice: one; two")]
+
+
+def test_bar_and_pace_start_again_with_the_next_weights(page, monkeypatch):
+    now = iter([0.0, 10.0, 100.0, 101.0])
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(now))
+    on_load = LoadProgress("the media encoders")
+    for done, total in ((0, 2e9), (2e9, 2e9), (0, 1e9), (1e9, 1e9)):
+        on_load(done, total)
+    assert page.text[-1][1] == "Loading the media encoders: 1.0 of 1.0 GB, 1.00 GB/s"
+    assert page.bar[-1] == (1e9, 1e9)
+
+
+def test_odd_length_is_noticed_on_the_node(tiny_engine, page):
+    conditioning = H3EncodePrompt.execute(tiny_engine, "rain on a tin roof", 64, 64, 8)[0]
+    assert conditioning.request.num_frames == 22
+    assert page.text[-1][1].startswith("notice: frames=8 is not 17k + 5: rounded up to 22 (0.92 s); ")
+
+
+def test_strict_refuses_what_would_be_noticed(tiny_engine):
+    with pytest.raises(RequestError, match=r"strict is set: .*rounded up to 22"):
+        H3EncodePrompt.execute(tiny_engine, "rain", 64, 64, 8, strict=True)
 
 
 @pytest.mark.parametrize(
