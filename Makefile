@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 
 # Recipes get these through the environment. Text with a $ belongs in front: PROMPT='a $5 note' make demo
 export PYTHON VENV TORCH TORCH_EXTRAS PIP_ARGS
-export MODEL PROMPT WIDTH HEIGHT FRAMES SEED SIGMA_POINTS OUT LISTEN PORT COMFYUI_PATH
+export WORKFLOW MODEL PROMPT WIDTH HEIGHT FRAMES SEED SIGMA_POINTS OUT LISTEN PORT COMFYUI_PATH
 
 RUN := "$$VENV/bin/python"
 MAKE_ENV = "$$PYTHON" scripts/make_env.py --venv "$$VENV" --torch "$$TORCH" --torch-extras "$$TORCH_EXTRAS" \
@@ -30,6 +30,7 @@ help:
 	@echo 'make clean   removes .cache/, and .venv/ where make env made it; not out/'
 	@echo
 	@echo 'demo and serve:'
+	@echo '  WORKFLOW=t2va        what the demo runs: t2va, first_frame, fl2va or ref2va'
 	@echo '  MODEL=/dir           a checkpoint in the layout of the MiniMax H3 release; default: a tiny one that makes noise'
 	@echo '  PROMPT= WIDTH= HEIGHT= FRAMES= SEED= SIGMA_POINTS=   of the demo; FRAMES 17k+5, sides multiples of 32;'
 	@echo '                       default 128x96, 22 frames on the tiny model, 1344x768, 124 frames on MODEL'
@@ -46,6 +47,8 @@ help:
 	@echo '                       from the "Get started" page of PyTorch is named here: TORCH="torch==2.13.0+cpu"'
 	@echo '                       For another CUDA version name its index in the same way.'
 	@echo 'test:  PYTEST_ARGS="-k mp4 -x"'
+	@echo '  H3_CHROMIUM=/file    the browser that opens the page; default: chromium or google-chrome of the PATH'
+	@echo '  H3_SCREENSHOTS=/dir  keeps the pictures of the page'
 
 env:
 	@$(MAKE_ENV) host $(NEWER_HOST)
@@ -61,7 +64,7 @@ serve:
 	@$(RUN) _bootstrap.py scripts.demo --serve
 
 test:
-	@$(MAKE_ENV) host test $(NEWER_HOST)
+	@$(MAKE_ENV) host page test $(NEWER_HOST)
 	@$(FETCH_HOST)
 	@$(MAKE) --no-print-directory lint types
 	$(RUN) -m pytest $(PYTEST_ARGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media.canvas import (
@@ -52,10 +52,11 @@ def resolve(request: Request, media: EncodedMedia | None = None) -> tuple[Resolv
         notices.append(
             f"the prompt has {len(request.prompt)} characters; the hosted service takes {HOSTED_PROMPT_CHARACTERS}"
         )
-    notices += [
-        f"<{label}> is connected, but the prompt does not name it: H3 may not use it"
-        for label in unnamed(request.prompt, *counts)
-    ]
+    if media is not None:
+        notices += [
+            f"<{label}> is connected, but the prompt does not name it: H3 may not use it"
+            for label in unnamed(request.prompt, media)
+        ]
     return resolved, reported(notices, request.strict)
 
 
@@ -142,12 +143,13 @@ def check_labels(prompt: str, num_pictures: int = 0, num_videos: int = 0, num_au
         )
 
 
-def unnamed(prompt: str, num_pictures: int, num_videos: int, num_audios: int) -> Iterable[str]:
-    """Labels of media that the prompt never names; the sentence for first and last frame leaves their brackets out."""
-    for kind, count in (("Picture", num_pictures), ("Video", num_videos), ("Audio", num_audios)):
-        for number in range(1, count + 1):
-            if not re.search(rf"\b{kind} {number}\b", prompt):
-                yield f"{kind} {number}"
+def unnamed(prompt: str, media: EncodedMedia) -> list[str]:
+    """Labels of media that the prompt never names, of a clip its own: its sound need not be named.
+
+    The sentence for first and last frame names them without brackets.
+    """
+    own = [labels[-1] for labels in media.labels]
+    return [label for label in own if not re.search(rf"\b{label}\b", prompt)]
 
 
 def check_seed(seed: int) -> None:

@@ -114,19 +114,42 @@ class EncodedMedia:
         return references or self.media
 
     @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """What a prompt calls each medium of ``presented``, as "Picture 1". A soundtrack has a label of its own.
+
+        It comes before that of its clip, so the last label of a medium is always its own.
+        """
+        counts = {"Picture": 0, "Video": 0, "Audio": 0}
+
+        def label(kind: str) -> str:
+            counts[kind] += 1
+            return f"{kind} {counts[kind]}"
+
+        found = []
+        for condition in (medium.condition for medium in self.presented):
+            names = [] if condition.audio is None else [label("Audio")]
+            if condition.kind != "audio":
+                names.append(label("Video" if condition.kind == "video" else "Picture"))
+            found.append(tuple(names))
+        return tuple(found)
+
+    @property
     def num_pictures(self) -> int:
         """Media that a prompt calls ``<Picture N>``."""
-        return sum(medium.condition.kind in ("keyframe", "image") for medium in self.presented)
+        return self._count("Picture")
 
     @property
     def num_videos(self) -> int:
         """Media that a prompt calls ``<Video N>``."""
-        return sum(medium.condition.kind == "video" for medium in self.presented)
+        return self._count("Video")
 
     @property
     def num_audios(self) -> int:
-        """Sounds that a prompt calls ``<Audio N>``; the soundtracks of videos count."""
-        return sum(medium.condition.audio is not None for medium in self.presented)
+        """Sounds that a prompt calls ``<Audio N>``; the soundtracks of clips count."""
+        return self._count("Audio")
+
+    def _count(self, kind: str) -> int:
+        return sum(label.startswith(kind) for labels in self.labels for label in labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

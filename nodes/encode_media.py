@@ -20,21 +20,9 @@ def encode_media(engine: object, request: MediaRequest) -> EncodedMedia:
 
 def labels(media: EncodedMedia) -> list[str]:
     """What a prompt calls each medium that the text encoder sees, in their order. Soundtracks count as sounds."""
-    counts = dict.fromkeys(("Picture", "Video", "Audio"), 0)
-
-    def label(kind: str) -> str:
-        counts[kind] += 1
-        return f"<{kind} {counts[kind]}>"
-
-    names = []
-    for condition in (medium.condition for medium in media.presented):
-        if condition.kind == "keyframe":
-            names.append(f"{label('Picture')} at frame {condition.frame}")
-        elif condition.kind == "image":
-            names.append(label("Picture"))
-        elif condition.kind == "audio":
-            names.append(label("Audio"))
-        else:
-            sound = "" if condition.audio is None else f" with {label('Audio')}"
-            names.append(label("Video") + sound)
-    return names
+    texts = []
+    for medium, names in zip(media.presented, media.labels, strict=True):
+        *sound, own = names
+        text = f"<{own}>" + "".join(f" with <{name}>" for name in sound)
+        texts.append(f"{text} at frame {medium.condition.frame}" if medium.condition.kind == "keyframe" else text)
+    return texts

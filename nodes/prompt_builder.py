@@ -1,6 +1,5 @@
 """H3 Prompt Builder: fields become a prompt in the format H3 was trained on."""
 
-from collections import Counter
 from typing import Any
 
 from comfy_api.latest import io
@@ -25,6 +24,7 @@ from comfyui_h3.h3core.request import DEFAULT_NUM_FRAMES
 from comfyui_h3.h3core.types import EncodedMedia
 from comfyui_h3.nodes._compat import make
 from comfyui_h3.nodes.checks import expect, verdict
+from comfyui_h3.nodes.encode_media import labels
 from comfyui_h3.nodes.progress import show_text
 from comfyui_h3.nodes.types import H3Media
 
@@ -228,13 +228,4 @@ def expect_media(media: object) -> EncodedMedia | None:
 
 def numbering(media: EncodedMedia) -> str:
     """One line: the labels under which the prompt knows its media, in their order."""
-    counts: Counter[str] = Counter()
-    names = []
-    for medium in media.presented:
-        kind = {"video": "Video", "audio": "Audio"}.get(medium.condition.kind, "Picture")
-        counts[kind] += 1
-        names.append(f"<{kind} {counts[kind]}>")
-        if kind == "Video" and medium.condition.audio is not None:
-            counts["Audio"] += 1
-            names[-1] += f" with its sound <Audio {counts['Audio']}>"
-    return f"connected: {', '.join(names)}"
+    return f"connected: {', '.join(labels(media))}"

@@ -1,6 +1,7 @@
 """``make demo``: a prompt to an MP4 through the API queue of a real ComfyUI. ``make serve``: the same server, left up.
 
-Settings are environment variables: MODEL PROMPT WIDTH HEIGHT FRAMES SEED SIGMA_POINTS OUT, for the server LISTEN PORT.
+Settings are environment variables: WORKFLOW MODEL PROMPT WIDTH HEIGHT FRAMES SEED SIGMA_POINTS OUT, of the server
+LISTEN PORT.
 Exit codes: 0 the file is there, 1 the host or the job failed, 2 a setting is wrong, 128 + n ended by signal n.
 """
 
@@ -48,6 +49,7 @@ class Ended(BaseException):
 class Settings:
     """What to run; None leaves the value of the workflow."""
 
+    workflow: str
     model_name: str
     model: Path
     out: Path
@@ -60,6 +62,10 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
+        workflow = env.get("WORKFLOW") or "t2va"
+        known = sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
+        if workflow not in known:
+            raise SettingError(f"WORKFLOW={workflow} does not exist; use one of {', '.join(known)}")
         model = env.get("MODEL")
         try:
             model_name, folder = user_checkpoint(model) if model else (TINY_NAME, tiny_checkpoint())
@@ -72,6 +78,7 @@ class Settings:
         except OSError as error:
             raise SettingError(f"OUT={out} cannot be used as a folder: {error.strerror}; choose another") from error
         return cls(
+            workflow=workflow,
             model_name=model_name,
             model=folder,
             out=out,
@@ -122,11 +129,16 @@ def set_inputs(prompt: dict[str, Any], class_type: str, values: Mapping[str, obj
 
 
 def prepare_prompt(host: ComfyHost, settings: Settings) -> dict[str, Any]:
-    prompt = json.loads((ROOT / "workflows" / "api" / "t2va.json").read_text())
+    prompt = json.loads((ROOT / "workflows" / "api" / f"{settings.workflow}.json").read_text())
     set_inputs(prompt, "H3LoadModel", {"model": model_choice(host, settings.model_name)})
-    request = {"prompt": settings.prompt, "width": settings.width, "height": settings.height}
-    set_inputs(prompt, "H3EncodePrompt", {**request, "frames": settings.num_frames})
+    set_inputs(prompt, "H3EncodePrompt", {"prompt": settings.prompt})
     set_inputs(prompt, "H3SampleDiT", {"seed": settings.seed, "sigma_points": settings.sigma_points})
+    size = {"width": settings.width, "height": settings.height, "frames": settings.num_frames}
+    for class_type in {node["class_type"] for node in prompt.values() if size.keys() <= node["inputs"].keys()}:
+        set_inputs(prompt, class_type, size)  # media and prompt have one size; it takes the place of a linked canvas
+    if settings.model_name == TINY_NAME:
+        for class_type in TINY_MEDIA.keys() & {node["class_type"] for node in prompt.values()}:
+            set_inputs(prompt, class_type, TINY_MEDIA[class_type])
     return prompt
 
 
@@ -178,7 +190,8 @@ def run_demo(settings: Settings, base: Path) -> None:
     started = time.monotonic()
     print(f"starting ComfyUI with {settings.model_name} ({settings.model})", flush=True)
     packs, models = {PACK_NAME: ROOT}, {settings.model_name: settings.model}
-    with ComfyHost(host_folder(), base, packs=packs, models=models, cpu=not has_gpu()) as host:
+    inputs = example_media()
+    with ComfyHost(host_folder(), base, packs=packs, models=models, inputs=inputs, cpu=not has_gpu()) as host:
         print(f"ready at {host.url} after {time.monotonic() - started:.1f} s", flush=True)
         nodes = host.object_info()
         if "H3LoadModel" not in nodes:

@@ -199,13 +199,20 @@ def test_labels_of_what_is_there_are_taken():
 def test_medium_without_its_label_is_noticed():
     media = encoded(num_pictures=2, num_videos=1, num_sounds=1)
     _, notices = resolve(Request(prompt="<Picture 1> with the sound of <Audio 2>", **SIZE), media)
-    assert [notice.split(" is ")[0] for notice in notices] == ["<Picture 2>", "<Video 1>", "<Audio 1>"]
+    assert media.labels == (("Picture 1",), ("Picture 2",), ("Audio 1", "Video 1"), ("Audio 2",))
+    assert [notice.split(" is ")[0] for notice in notices] == ["<Picture 2>", "<Video 1>"]
     with pytest.raises(RequestError, match="<Video 1>"):
         resolve(Request(prompt="<Picture 1> <Picture 2> <Audio 1> <Audio 2>", **SIZE, strict=True), media)
 
 
+def test_soundtrack_need_not_be_named():
+    media = encoded(num_pictures=0, num_videos=1, num_sounds=1)
+    assert resolve(Request(prompt="<Video 1> with the voice of <Audio 2>", **SIZE), media)[1] == ()
+    assert unnamed("<Video 1>", media) == ["Audio 2"]
+
+
 def test_pictures_of_first_and_last_frame_may_be_named_without_brackets():
     prompt = "How the reference pictures align with the target video — Picture 1 (from Shot 1) aligns with the start."
-    assert list(unnamed(prompt, 1, 0, 0)) == []
-    assert list(unnamed("Picture 10", 1, 0, 0)) == ["Picture 1"]
+    assert unnamed(prompt, encoded(task="fl2va")) == []
+    assert unnamed("Picture 10", encoded(task="fl2va")) == ["Picture 1"]
     assert resolve(Request(prompt=prompt, **SIZE), encoded(task="fl2va"))[1] == ()

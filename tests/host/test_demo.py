@@ -25,7 +25,11 @@ def start_demo(host_dir, tmp_path):
     started = []
 
     def start(**settings):
-        kept = {name: value for name, value in os.environ.items() if name not in ("MODEL", "SEED", "TRITON_INTERPRET")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("MODEL", "SEED", "TRITON_INTERPRET", "WORKFLOW")
+        }
         env = {**kept, "COMFYUI_PATH": str(host_dir), "OUT": str(tmp_path / "out"), **QUICK, **settings}
         command = [sys.executable, str(ROOT / "_bootstrap.py"), "scripts.demo"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
@@ -53,6 +57,21 @@ def test_demo_saves_a_video_and_prints_the_stage_times(start_demo, tmp_path):
     assert re.search(r"^H3 Sample DiT .* 3/3$", stdout, re.MULTILINE)
     assert re.search(r"^sample +\d+\.\d\d +3$", stdout, re.MULTILINE)
     assert path.name in stdout.splitlines()[-1]
+
+
+def test_demo_runs_a_workflow_with_media(start_demo, tmp_path):
+    process = start_demo(WORKFLOW="ref2va", PROMPT="<Picture 1> walks through <Video 1>")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert re.search(r"^encode_media +\d+\.\d\d +3$", stdout, re.MULTILINE)
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_demo_names_the_workflows_there_are(start_demo):
+    process = start_demo(WORKFLOW="t2v")
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "WORKFLOW=t2v does not exist; use one of first_frame, fl2va, ref2va, t2va" in stderr
 
 
 def test_demo_says_what_to_do_about_an_impossible_size(start_demo, tmp_path):

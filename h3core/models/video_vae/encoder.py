@@ -103,11 +103,12 @@ def encode_moments(
     moments = []
     with exact_fp32():  # TF32 moves the latents of a keyframe visibly
         for clip in range(num_clips):
-            x = normalize_pixels(pixels[:, clip * length : (clip + 1) * length].to(device))
+            x = pixels[:, clip * length : (clip + 1) * length].to(device)
             if frames > 1 and clip == num_clips - 1:
                 x = _as_many(x, length if exact else config.last_clip_length)
             for batch in plan.batches(tile_batch):
-                canvas.add(encoder(torch.stack([plan.cut(x, index, unit) for index in batch])))
+                # Tile by tile: in float32 a whole clip at 1344x768 is a gigabyte with what its arithmetic takes.
+                canvas.add(encoder(torch.stack([normalize_pixels(plan.cut(x, index, unit)) for index in batch])))
                 if on_tile is not None:
                     on_tile(clip * plan.num_tiles + batch.stop, total)
             moments.append(canvas.finish().clone())

@@ -113,9 +113,7 @@ def test_length_off_the_grid_is_rounded_up():
 
 def test_report_shows_how_media_are_numbered():
     report = build(mode="ref2va", media=media("ref2va", pictures=2, videos=1, sounds=1))[1]
-    assert report.splitlines()[0] == (
-        "connected: <Picture 1>, <Picture 2>, <Video 1> with its sound <Audio 1>, <Audio 2>"
-    )
+    assert report.splitlines()[0] == "connected: <Picture 1>, <Picture 2>, <Video 1> with <Audio 1>, <Audio 2>"
     assert "<Picture 2> is connected and never named" in report
 
 
