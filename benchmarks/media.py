@@ -1,4 +1,4 @@
-"""Seconds and memory of encoding media with the full-size VAEs and text encoder's vision, with random weights.
+"""Seconds and memory of encoding media with the full-size VAEs, with random weights.
 
     python _bootstrap.py benchmarks.media --what keyframe clip
 
@@ -7,6 +7,7 @@ frames of 1344x768 (5 s), a sound 5 s of stereo.
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,15 +48,15 @@ def random_weights(module: M, device: torch.device) -> M:
 
 
 def seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The fastest of a few calls after one that is not counted."""
-    best = float("inf")
+    """The median of a few calls after one that is not counted."""
+    times = []
     for _ in range(repeats + 1):
         torch.cuda.synchronize(device)
         begin = time.perf_counter()
         call()
         torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - begin)
-    return best
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
 
 
 @torch.no_grad()
@@ -92,9 +93,8 @@ def main() -> None:
         figures["sound.encode_s"] = seconds(lambda: audio_encoder.encode(model, samples), device, args.repeats)
         figures["sound.activations_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
         print("sound", f"{figures['sound.encode_s']:.3f} s")
-    path = write_record(
-        "media", figures, {**PICTURES, "sound_s": SOUND_S}, device=device, out=args.out, commit=args.commit
-    )
+    shapes = {**PICTURES, "sound_s": SOUND_S, "repeats": args.repeats}
+    path = write_record("media", figures, shapes, device=device, out=args.out, commit=args.commit)
     print(path)
 
 

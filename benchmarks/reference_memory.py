@@ -25,7 +25,8 @@ import torch
 from comfyui_h3.benchmarks.record import ROOT, write_record
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
-from comfyui_h3.h3core.media.clips import FileClip, MemoryClip, conform
+from comfyui_h3.h3core.media.clips import FileClip, MemoryClip
+from comfyui_h3.h3core.media.conform import conform
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.media.references import Keyframe, MediaRequest, ReferenceVideo
 from comfyui_h3.h3core.media.sound import reference_waveform

@@ -17,7 +17,7 @@ from comfyui_h3.h3core.media.frames import to_uint8
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.media.prepare import Announce, PreparedMedium, prepare
 from comfyui_h3.h3core.media.references import MediaRequest
-from comfyui_h3.h3core.media_request import resolve_media
+from comfyui_h3.h3core.media_request import found_in_clips, largest_clip_bytes, resolve_media
 from comfyui_h3.h3core.models.audio_vae import decoder as audio_decoder
 from comfyui_h3.h3core.models.audio_vae import encoder as audio_encoder
 from comfyui_h3.h3core.models.precision import exact_fp32
@@ -27,7 +27,7 @@ from comfyui_h3.h3core.models.video_vae import decoder as video_decoder
 from comfyui_h3.h3core.models.video_vae import encoder as video_encoder
 from comfyui_h3.h3core.parking import PARKING
 from comfyui_h3.h3core.parts import Checkpoints, Parts
-from comfyui_h3.h3core.request import check_seed, check_sigma_points, resolve
+from comfyui_h3.h3core.request import check_seed, check_sigma_points, reported, resolve
 from comfyui_h3.h3core.residency import Residency, available_host_bytes
 from comfyui_h3.h3core.result_cache import ResultCache, key_of
 from comfyui_h3.h3core.sampling.noise import Noise
@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 ENCODE_BYTES_PER_ROW = 256 << 10
 USUAL_TEXT_ROWS = 1000
 ENCODE_TILE_BYTES = 4 << 30
+ENCODE_AUDIO_BYTES = 1 << 30
 DECODE_TILE_BYTES = 1 << 30
 DECODE_AUDIO_BYTES = 1 << 30
 
@@ -107,7 +108,7 @@ class Engine:
         """
         request, resolved, notices = resolve_media(request)
         self.checkpoints.check(resolved.task)
-        self._check_host_memory(resolved)
+        self._check_host_memory(resolved, largest_clip_bytes(request, resolved))
 
         def announce(name: str) -> Progress:
             return PARKING.watched(None if on_medium is None else on_medium(name))
@@ -115,11 +116,12 @@ class Engine:
         timer = StageTimer(self.device)
         stage = timer.stage("encode_media", num_units=len(request.keyframes) + len(request.references))
         with self._lock, PARKING.stage(), self._weights.explained("encoding the media"), stage:
-            media = tuple(
-                self._encode_medium(medium, resolved.task, announce, on_load)
-                for medium in prepare(request, resolved, announce)
-            )
-        return EncodedMedia(request=resolved, media=media, notices=notices, timings=timer.timings)
+            media = []
+            for medium in prepare(request, resolved, announce):
+                media.append(self._encode_medium(medium, resolved.task, announce, on_load))
+                del medium  # a clip is a gigabyte: it leaves before the next one is read
+        notices += reported(found_in_clips(request), request.strict)
+        return EncodedMedia(request=resolved, media=tuple(media), notices=notices, timings=timer.timings)
 
     @torch.no_grad()
     def encode(
@@ -138,7 +140,8 @@ class Engine:
         """
         resolved, notices = resolve(request, media)
         self.checkpoints.check(resolved.task)
-        self._check_host_memory(resolved)
+        conditions = () if media is None else tuple(medium.condition for medium in media.media)
+        self._check_host_memory(resolved, conditions=conditions)
         timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("encoding"):
             presenter, limits = self._tokenizer(resolved.task)
@@ -166,7 +169,7 @@ class Engine:
             request=resolved,
             text=text,
             modality=modality,
-            conditions=() if media is None else tuple(medium.condition for medium in media.media),
+            conditions=conditions,
             notices=notices if media is None else media.notices + notices,
             timings=(Timings() if media is None else media.timings) + timer.timings,
         )
@@ -198,13 +201,10 @@ class Engine:
                 "encode the prompt with the same Load H3"
             )
         schedule = Schedule.uniform(sigma_points, checkpoint.video_shift, checkpoint.audio_shift)
-        noise = noise or Noise.draw(
-            request,
-            seed,
-            video_channels=dit_config.latents_dim,
-            audio_channels=dit_config.audio_latents_dim,
-            conditions=conditioning.conditions,
-        )
+        if noise is None:
+            channels = {"video_channels": dit_config.latents_dim, "audio_channels": dit_config.audio_latents_dim}
+            noise = Noise.draw(request, seed, conditions=conditioning.conditions, **channels)
+        noise.check(request, conditioning.conditions)
         timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("sampling"), backend(self.config.kernels):
             with timer.stage("load_dit"):
@@ -325,28 +325,29 @@ class Engine:
                 encoder = self._module("video_encoder", task, ENCODE_TILE_BYTES, on_load)
                 on_tile = announce(f"Encoding {medium.name}")
                 exact = self.config.quality == "exact"
-                return (video_encoder.encode(encoder, frames.movedim(-1, 0), exact=exact, on_tile=on_tile),)
+                latents = video_encoder.encode(encoder, frames.movedim(-1, 0), exact=exact, on_tile=on_tile)
+                return (_finite(latents, medium.name),)
 
             (video,) = self._results.get(key_of(part, frames), encode_frames)
         if samples is not None:
             part = self._part("audio_encoder", task)
 
             def encode_samples() -> tuple[Tensor]:
-                return (
-                    audio_encoder.encode(self._module("audio_encoder", task, DECODE_AUDIO_BYTES, on_load), samples),
-                )
+                encoder = self._module("audio_encoder", task, ENCODE_AUDIO_BYTES, on_load)
+                return (_finite(audio_encoder.encode(encoder, samples), medium.name),)
 
             (audio,) = self._results.get(key_of(part, samples), encode_samples)
-        if not all(torch.isfinite(latents.sum()) for latents in (video, audio) if latents is not None):
-            raise OutputError(f"{medium.name}: the VAE gave latents that are not finite; its weights may be damaged")
         condition = Condition(kind=medium.kind, video=video, audio=audio, frame=medium.frame)
         return EncodedMedium(condition=condition, view=medium.view)
 
-    def _check_host_memory(self, request: ResolvedRequest) -> None:
-        """Raises RequestError when frames, and on a CPU activations, of this size cannot be held."""
-        needed = request.num_frames * request.height * request.width * 3
+    def _check_host_memory(
+        self, request: ResolvedRequest, clip_bytes: int = 0, conditions: tuple[Condition, ...] = ()
+    ) -> None:
+        """Raises RequestError when frames, of the video or of a clip, and on a CPU activations, cannot be held."""
+        needed = max(clip_bytes, request.num_frames * request.height * request.width * 3)
         if self.device.type == "cpu":
-            needed = max(needed, self._row_bytes(layout_of(request, USUAL_TEXT_ROWS).num_rows, request.task))
+            num_rows = layout_of(request, USUAL_TEXT_ROWS, conditions).num_rows
+            needed = max(needed, self._row_bytes(num_rows, request.task))
         available = available_host_bytes()
         if available is not None and needed > available:
             raise RequestError(
@@ -360,6 +361,13 @@ class Engine:
 
     def _row_bytes(self, num_rows: int, task: Task) -> int:
         return num_rows * self.checkpoints.of(task).dit_config.bytes_per_row(self.dtype.itemsize)
+
+
+def _finite(latents: Tensor, name: str) -> Tensor:
+    """The latents. Raises OutputError when they are not finite."""
+    if not torch.isfinite(latents.sum()):
+        raise OutputError(f"{name}: the VAE gave latents that are not finite; its weights may be damaged")
+    return latents
 
 
 def _encode_bytes(presentation: Presentation) -> int:

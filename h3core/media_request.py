@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.media.canvas import FPS, check_ratio
+from comfyui_h3.h3core.media.canvas import (
+    FPS,
+    FRAME_STEP,
+    LATENT_STARTS,
+    MAX_SIDE,
+    SIDE_MULTIPLE,
+    canvas_for_ratio,
+    check_ratio,
+)
+from comfyui_h3.h3core.media.clips import ClipInfo
+from comfyui_h3.h3core.media.conform import check_reference_frames
+from comfyui_h3.h3core.media.pictures import REFERENCE_SIZES
 from comfyui_h3.h3core.media.references import (
+    FITS,
     LAST_FRAME,
     Keyframe,
     MediaRequest,
@@ -21,7 +34,6 @@ from comfyui_h3.h3core.request import reported, resolve_size
 from comfyui_h3.h3core.types import Audio, ResolvedRequest, Task
 
 MAX_IMAGES, MAX_VIDEOS, MAX_AUDIOS, MAX_MEDIA = 9, 3, 3, 12
-LATENT_STARTS = (0, 1, 5, 9, 13)  # of every 17 frames: where a latent frame begins
 
 # Of the hosted service; the weights know no such limits. Seconds, pixels, width over height, bytes.
 HOSTED_CLIP_S = (2.0, 15.0)
@@ -38,7 +50,9 @@ def resolve_media(request: MediaRequest) -> tuple[MediaRequest, ResolvedRequest,
     Raises RequestError for what cannot run, and with ``request.strict`` for what is unusual.
     """
     if not request.keyframes and not request.references:
-        raise RequestError("no media are given; connect a keyframe or a reference, or leave media of the prompt empty")
+        raise RequestError("no media are given; connect a keyframe or a reference, or disconnect media from the prompt")
+    if request.fit not in FITS:
+        raise RequestError(f"fit={request.fit!r} does not exist; use one of {', '.join(FITS)}")
     check_references(request.references)
     task: Task = "ref2va" if request.references else "fl2va"
     resolved, notices = resolve_size(request.width, request.height, request.num_frames, request.duration_s, task)
@@ -48,8 +62,8 @@ def resolve_media(request: MediaRequest) -> tuple[MediaRequest, ResolvedRequest,
             f"{len(keyframes) + len(request.references)} media are given, keyframes counted; use {MAX_MEDIA} or fewer"
         )
     request = replace(request, keyframes=keyframes)
-    for reference in request.references:
-        _check_content(reference, resolved.num_frames / FPS)
+    for name, reference in zip(reference_names(request.references), request.references, strict=True):
+        _check_content(reference, name, resolved.num_frames / FPS)
     notices += [notice for medium in (*keyframes, *request.references) for notice in medium.notices]
     notices += [*_keyframe_notices(request, resolved), *_reference_notices(request)]
     return request, resolved, reported(notices, request.strict)
@@ -74,15 +88,57 @@ def check_references(references: tuple[object, ...], *, complete: bool = True) -
         raise RequestError("a reference sound is given alone; add a reference picture or video, H3 needs one beside it")
 
 
-def _check_content(reference: Reference, seconds: float) -> None:
-    """Raises RequestError for what can be told to be impossible without reading a file."""
+def reference_names(references: tuple[Reference, ...]) -> list[str]:
+    """What messages call each reference: "reference picture 1", "reference video 1", "reference sound 1"."""
+    counts = {"picture": 0, "video": 0, "sound": 0}
+    names = []
+    for reference in references:
+        word = {ReferenceImage: "picture", ReferenceVideo: "video", ReferenceAudio: "sound"}[type(reference)]
+        counts[word] += 1
+        names.append(f"reference {word} {counts[word]}")
+    return names
+
+
+def used_part(reference: ReferenceVideo) -> ClipInfo:
+    """The clip from ``start_s`` on. Raises RequestError when it ends before that, or cannot be read."""
+    return (reference.clip.trimmed(reference.start_s) if reference.start_s else reference.clip).info
+
+
+def largest_clip_bytes(request: MediaRequest, resolved: ResolvedRequest) -> int:
+    """Memory of the longest reference video once it is read, as 8-bit frames on its canvas."""
+    sizes = [0]
+    for reference in request.references:
+        if isinstance(reference, ReferenceVideo):
+            info = used_part(reference)
+            width, height = canvas_for_ratio(info.width, info.height, reference.short_edge)
+            sizes.append(min(resolved.num_frames, math.ceil(info.duration_s * FPS)) * width * height * 3)
+    return max(sizes)
+
+
+def found_in_clips(request: MediaRequest) -> list[str]:
+    """What is unusual about the reference videos and showed when they were read."""
+    clips = [reference.clip for reference in request.references if isinstance(reference, ReferenceVideo)]
+    return [notice for clip in clips for notice in clip.notices]
+
+
+def _check_content(reference: Reference, name: str, seconds: float) -> None:
+    """Raises RequestError for what can be told to be impossible before a clip is decoded."""
     if isinstance(reference, ReferenceImage):
-        check_ratio(reference.pixels.shape[1], reference.pixels.shape[0], "the reference picture")
+        check_ratio(reference.pixels.shape[1], reference.pixels.shape[0], name)
+        if reference.size not in REFERENCE_SIZES:
+            raise RequestError(
+                f"size={reference.size!r} of {name} does not exist; use one of {', '.join(REFERENCE_SIZES)}"
+            )
     elif isinstance(reference, ReferenceAudio):
         check_audio(reference.audio, seconds)
     else:
-        info = reference.clip.info
-        check_ratio(info.width, info.height, "the reference video")
+        if not SIDE_MULTIPLE <= reference.short_edge <= MAX_SIDE:
+            raise RequestError(
+                f"short_edge={reference.short_edge} of {name} is not possible; use {SIDE_MULTIPLE} to {MAX_SIDE} pixels"
+            )
+        info = used_part(reference)
+        check_ratio(info.width, info.height, name)
+        check_reference_frames(round(info.duration_s * FPS) + 1)  # as it is stated; reading it tells for certain
         if isinstance(reference.soundtrack, Audio):
             check_audio(reference.soundtrack, seconds)
 
@@ -109,11 +165,11 @@ def check_keyframe_place(frame: int, num_frames: int) -> None:
             f"keyframe at frame {frame!r} of a video of {num_frames} frames; "
             f"use 0 to {num_frames - 1}, or -1 for the last"
         )
-    if frame != num_frames - 1 and frame % 17 not in LATENT_STARTS:
-        lower = max(start for start in LATENT_STARTS if start < frame % 17) + frame // 17 * 17
-        upper = next(number for number in range(frame, frame + 17) if number % 17 in LATENT_STARTS)
+    if frame != num_frames - 1 and frame % FRAME_STEP not in LATENT_STARTS:
+        starts = [number for number in range(num_frames) if number % FRAME_STEP in LATENT_STARTS]
+        near = [max(start for start in starts if start < frame), *[start for start in starts if start > frame][:1]]
         raise RequestError(
-            f"keyframe at frame {frame}, where no latent frame begins; use {lower} or {upper} "
+            f"keyframe at frame {frame}, where no latent frame begins; use {' or '.join(map(str, near))} "
             "(17k + 0, 1, 5, 9 or 13), or -1 for the last"
         )
 
@@ -133,33 +189,27 @@ def _keyframe_notices(request: MediaRequest, resolved: ResolvedRequest) -> Itera
 
 
 def _reference_notices(request: MediaRequest) -> Iterator[str]:
-    videos_s = audios_s = 0.0
-    counts = {"Picture": 0, "Video": 0, "Audio": 0}
-    for reference in request.references:
+    videos_s = sounds_s = 0.0
+    for name, reference in zip(reference_names(request.references), request.references, strict=True):
         if isinstance(reference, ReferenceImage):
-            counts["Picture"] += 1
             height, width = reference.pixels.shape[:2]
-            yield from _side_notices(f"<Picture {counts['Picture']}>", width, height)
+            yield from _side_notices(name, width, height)
         elif isinstance(reference, ReferenceVideo):
-            counts["Video"] += 1
-            info = reference.clip.info
-            name = f"<Video {counts['Video']}>"
-            seconds = max(0.0, info.duration_s - reference.start_s)
-            videos_s += seconds
+            info = used_part(reference)
+            videos_s += info.duration_s
             yield from _side_notices(name, info.width, info.height)
-            yield from _length_notices(name, seconds)
+            yield from _length_notices(name, info.duration_s)
             if info.num_bytes is not None and info.num_bytes > HOSTED_VIDEO_BYTES:
                 yield f"{name} is a file of {info.num_bytes / 2**20:.0f} MiB; the hosted service takes 50"
             if not HOSTED_FPS[0] <= float(info.fps) <= HOSTED_FPS[1]:
                 yield f"{name} has {float(info.fps):.3g} frames a second; the hosted service takes 23.976 to 60"
         else:
-            counts["Audio"] += 1
             seconds = reference.audio.samples.shape[-1] / max(reference.audio.sample_rate, 1)
-            audios_s += seconds
-            yield from _length_notices(f"reference sound {counts['Audio']}", seconds)
-    for name, total in (("videos", videos_s), ("sounds", audios_s)):
+            sounds_s += seconds
+            yield from _length_notices(name, seconds)
+    for word, total in (("videos", videos_s), ("sounds", sounds_s)):
         if total > HOSTED_TOTAL_S:
-            yield f"the reference {name} are {total:.1f} s together; the hosted service takes 15"
+            yield f"the reference {word} are {total:.1f} s together; the hosted service takes 15"
 
 
 def _side_notices(name: str, width: int, height: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint, find_partitions
 from comfyui_h3.h3core.checkpoint.sampled import same_weights
-from comfyui_h3.h3core.config import EngineConfig, Partition
+from comfyui_h3.h3core.config import PARTITIONS, EngineConfig, Partition
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
 from comfyui_h3.h3core.residency import Source
 from comfyui_h3.h3core.types import Task
@@ -69,12 +69,18 @@ class Checkpoints:
         if needed in self.opened:
             return
         if needed in self.problems:
-            raise self.problems[needed]
+            raise CheckpointError(str(self.problems[needed])) from self.problems[needed]
         if needed == "fl2va":
             made = "text alone" if task == "t2va" else "keyframes"
             raise RequestError(
                 f"the ref2va weights need at least one reference, and this is a video from {made}; "
                 "choose fl2va, or auto with a folder that has FL2VA/, in Load H3"
+            )
+        missing = self.first.folder.parent / PARTITIONS["ref2va"]
+        if missing.is_dir() and not (missing / "model_index.json").is_file():
+            raise RequestError(
+                f"references are given, and {missing} has no model_index.json; download the Ref2VA folder, or choose "
+                "ref2va in Load H3 to see what it lacks"
             )
         raise RequestError(
             "the fl2va weights make video from text and keyframes, and references are given; "
@@ -100,6 +106,10 @@ class Parts:
                 own = part if partition == first else f"{part} of {partition}"
                 shared = partition != first and _same(part, checkpoint, checkpoints[first])
                 name = names[partition, part] = part if shared else own
+                if shared:
+                    log.info(
+                        "%s of %s holds the same weights as that of %s: one of them is used", part, partition, first
+                    )
                 sources.setdefault(name, source)
             if partition != first and names[partition, "text_encoder"] != "text_encoder":
                 log.warning("%s has a text encoder of its own: it is loaded beside that of %s", partition, first)

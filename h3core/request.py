@@ -28,7 +28,7 @@ DEFAULT_SEED = 42  # the serving references' seed when a request has none
 MAX_SEED = 2**63 - 1
 MAX_SIGMA_POINTS = 1000
 MAX_PROMPT_CHARACTERS = 100_000  # a bound before anything is read; tokens are counted against the encoder's own
-LABEL = re.compile(r"<(Picture|Video|Audio) (\d+)>")
+LABEL = re.compile(r"<(Picture|Video|Audio) ([0-9]+)>")
 HOSTED_PROMPT_CHARACTERS = 7000  # limit of the hosted service; the weights have none
 
 
@@ -133,13 +133,17 @@ def check_labels(prompt: str, num_pictures: int = 0, num_videos: int = 0, num_au
     there = {"Picture": num_pictures, "Video": num_videos, "Audio": num_audios}
     for label in LABEL.finditer(prompt):
         kind, number = label[1], int(label[2][:9])
+        if label[2] != str(int(label[2])):
+            raise RequestError(f"the prompt names {label[0]}, which H3 reads as other tokens; write <{kind} {number}>")
         if 1 <= number <= there[kind]:
             continue
         if not any(there.values()):
             raise RequestError(f"the prompt names {label[0]}, but no media are connected; remove it from the prompt")
-        found = ", ".join(f"<{name} 1> to <{name} {count}>" for name, count in there.items() if count)
+        found = ", ".join(
+            f"<{name} 1>" + (f" to <{name} {count}>" if count > 1 else "") for name, count in there.items() if count
+        )
         raise RequestError(
-            f"the prompt names {label[0]}, but only {found} are connected; connect it, or remove it from the prompt"
+            f"the prompt names {label[0]}, and what is connected is {found}; connect it, or remove it from the prompt"
         )
 
 

@@ -44,4 +44,7 @@ def _parts(audio: object) -> tuple[torch.Tensor, int]:
     if not isinstance(waveform, torch.Tensor) or waveform.ndim != 3:
         shape = tuple(getattr(waveform, "shape", ()))
         raise RequestError(f"audio of shape {shape} is not one clip; give [1, channels, samples]")
-    return waveform, int(audio["sample_rate"])
+    rate = audio["sample_rate"]
+    if not isinstance(rate, int | float) or rate != rate or abs(rate) == float("inf"):
+        raise RequestError(f"audio with sample_rate={rate!r} has no rate; give a whole number of samples a second")
+    return waveform, int(rate)

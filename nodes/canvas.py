@@ -1,5 +1,6 @@
 """H3 Canvas: a ratio and a duration become the size and the frames of a video."""
 
+import torch
 from comfy_api.latest import io
 
 from comfyui_h3.h3core.errors import RequestError
@@ -14,9 +15,8 @@ from comfyui_h3.h3core.media.canvas import (
     frames_for_duration,
 )
 from comfyui_h3.h3core.request import resolve_size
-from comfyui_h3.nodes import pictures
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import UNLINKED, verdict
+from comfyui_h3.nodes.checks import UNLINKED, check_choice, check_short_edge, expect, verdict
 from comfyui_h3.nodes.progress import notice_text, show_text
 
 AUTO = "auto"
@@ -81,7 +81,7 @@ class H3Canvas(io.ComfyNode):
 
     @classmethod
     def execute(cls, aspect, short_edge, duration, image=None) -> io.NodeOutput:
-        check_aspect(aspect, has_image=image is not None)
+        check_aspect(str(aspect), has_image=image is not None)
         check_short_edge(short_edge)
         ratio = RATIOS.get(aspect) or image_size(image)
         width, height = canvas_for_ratio(*ratio, short_edge)
@@ -93,22 +93,17 @@ class H3Canvas(io.ComfyNode):
 
 def check_aspect(aspect: str | None, has_image: bool) -> None:
     """Raises RequestError for a ratio that is not in the list, and for "auto" without an image."""
-    if aspect is not None and aspect not in (*RATIOS, AUTO):
-        raise RequestError(f"aspect={aspect!r} does not exist; use one of {', '.join((*RATIOS, AUTO))}")
+    check_choice("aspect", aspect, (*RATIOS, AUTO))
     if aspect == AUTO and not has_image:
         raise RequestError("aspect=auto takes the ratio of image, which is not connected; connect it or choose a ratio")
 
 
-def check_short_edge(short_edge: int | None) -> None:
-    """Raises RequestError for a short side that no canvas has."""
-    if short_edge is not None and not SIDE_MULTIPLE <= short_edge <= MAX_SIDE:
-        raise RequestError(f"short_edge={short_edge} is not possible; use {SIDE_MULTIPLE} to {MAX_SIDE} pixels")
-
-
 def image_size(image: object) -> tuple[int, int]:
-    """(width, height) of an IMAGE."""
-    pixels, _ = pictures.from_host(image, "image")
-    return pixels.shape[1], pixels.shape[0]
+    """(width, height) of an IMAGE, whatever its pixels are. Raises RequestError for what is none."""
+    shape = tuple(expect(image, torch.Tensor, "a node that gives IMAGE").shape)
+    if len(shape) not in (3, 4) or shape[-1] not in (1, 2, 3, 4) or 0 in shape:
+        raise RequestError(f"image has the shape {shape}; it must be (batch, height, width, channels)")
+    return shape[-2], shape[-3]
 
 
 def summary(width: int, height: int, frames: int) -> str:

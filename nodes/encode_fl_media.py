@@ -7,7 +7,7 @@ from comfyui_h3.h3core.media.canvas import MAX_FRAMES
 from comfyui_h3.h3core.media.references import LAST_FRAME, Keyframe, MediaRequest
 from comfyui_h3.nodes import pictures
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import expect, judge_size
+from comfyui_h3.nodes.checks import expect_chain, judge_media
 from comfyui_h3.nodes.encode_media import encode_media
 from comfyui_h3.nodes.inputs import fit_input, size_inputs, strict_input
 from comfyui_h3.nodes.progress import show_notices
@@ -49,7 +49,7 @@ class H3Keyframe(io.ComfyNode):
 
     @classmethod
     def execute(cls, image, frame, keyframes=()) -> io.NodeOutput:
-        keyframes = expect(keyframes, tuple, "H3 Keyframe")
+        keyframes = expect_chain(keyframes, Keyframe, "H3 Keyframe")
         pixels, notices = pictures.from_host(image, f"the keyframe at frame {frame}")
         show_notices(notices)
         return io.NodeOutput((*keyframes, Keyframe(pixels=pixels, frame=frame, notices=notices)))
@@ -87,29 +87,34 @@ class H3EncodeFLMedia(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, width=None, height=None, frames=None) -> bool | str:
-        return judge_size(width, height, frames)
+    def validate_inputs(cls, width=None, height=None, frames=None, fit=None) -> bool | str:
+        return judge_media(width, height, frames, fit)
 
     @classmethod
     def execute(
         cls, engine, width, height, frames, fit, first_frame=None, last_frame=None, keyframes=(), strict=False
     ) -> io.NodeOutput:
-        all_keyframes = list(expect(keyframes, tuple, "H3 Keyframe"))
-        for image, frame, name in ((first_frame, 0, "first_frame"), (last_frame, LAST_FRAME, "last_frame")):
-            if image is not None:
-                pixels, notices = pictures.from_host(image, name)
-                all_keyframes.append(Keyframe(pixels=pixels, frame=frame, notices=notices))
-        if not all_keyframes:
-            raise RequestError(
-                "no picture is connected: connect first_frame, last_frame or keyframes; for video from text alone, "
-                "leave out this node"
-            )
         request = MediaRequest(
             width=width,
             height=height,
             num_frames=frames,
-            keyframes=tuple(all_keyframes),
+            keyframes=collect_keyframes(first_frame, last_frame, keyframes),
             fit=fit,
             strict=strict,
         )
         return io.NodeOutput(encode_media(engine, request))
+
+
+def collect_keyframes(first_frame: object, last_frame: object, keyframes: object) -> tuple[Keyframe, ...]:
+    """The chain, then the pictures at both ends; None is not connected. Raises RequestError when nothing is."""
+    collected = list(expect_chain(keyframes, Keyframe, "H3 Keyframe"))
+    for image, frame, name in ((first_frame, 0, "first_frame"), (last_frame, LAST_FRAME, "last_frame")):
+        if image is not None:
+            pixels, notices = pictures.from_host(image, name)
+            collected.append(Keyframe(pixels=pixels, frame=frame, notices=notices))
+    if not collected:
+        raise RequestError(
+            "no picture is connected: connect first_frame, last_frame or keyframes; for video from text alone, "
+            "leave out this node"
+        )
+    return tuple(collected)

@@ -3,9 +3,9 @@
 from comfy_api.latest import io
 
 from comfyui_h3.h3core.engine import Engine
-from comfyui_h3.h3core.types import EncodedMedia, Request
+from comfyui_h3.h3core.types import Request
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import UNLINKED, expect, judge_prompt
+from comfyui_h3.nodes.checks import UNLINKED, expect, expect_media, judge_prompt
 from comfyui_h3.nodes.inputs import size_inputs, strict_input
 from comfyui_h3.nodes.memory import make_room
 from comfyui_h3.nodes.progress import HostProgress, LoadProgress, show_notices
@@ -53,10 +53,9 @@ class H3EncodePrompt(io.ComfyNode):
     @classmethod
     def execute(cls, engine, prompt, width, height, frames, media=None, strict=False) -> io.NodeOutput:
         engine = expect(engine, Engine, "Load H3")
-        if media is not None:
-            media = expect(media, EncodedMedia, "H3 Encode FL Media or H3 Encode Ref Media")
+        media = expect_media(media)
         request = Request(prompt=prompt, width=width, height=height, num_frames=frames, strict=strict)
-        make_room(engine, "encode")
+        make_room(engine, "encode", media)
         on_load, on_progress = LoadProgress("the text encoder"), HostProgress("Encoding the prompt")
         conditioning = engine.encode(request, media, on_progress=on_progress, on_load=on_load)
         show_notices(conditioning.notices)

@@ -1,10 +1,19 @@
-"""Inputs that several encode nodes share: the size of the video, how keyframes fit it, and strictness."""
+"""Inputs that several nodes share: the size and length of the video, how keyframes fit it, and strictness."""
 
 from typing import Any
 
 from comfy_api.latest import io
 
-from comfyui_h3.h3core.media.canvas import FPS, MAX_FRAMES, MAX_SIDE, MIN_FRAMES, SIDE_MULTIPLE
+from comfyui_h3.h3core.media.canvas import (
+    FPS,
+    FRAME_STEP,
+    MAX_FRAMES,
+    MAX_SIDE,
+    MIN_FRAMES,
+    SIDE_MULTIPLE,
+    TRAINED_FRAMES,
+)
+from comfyui_h3.h3core.media.references import FITS
 from comfyui_h3.h3core.request import DEFAULT_NUM_FRAMES
 from comfyui_h3.nodes._compat import make
 
@@ -30,24 +39,32 @@ def size_inputs() -> list[Any]:
             step=SIDE_MULTIPLE,
             tooltip=f"Height in {SIDE}. Trained up to the area of 1344 x 768. H3 Canvas gives it.",
         ),
-        io.Int.Input(
-            "frames",
-            default=DEFAULT_NUM_FRAMES,
-            min=MIN_FRAMES,
-            max=MAX_FRAMES,
-            step=17,
-            tooltip=f"Length in frames at {FPS} per second: 17k + 5 from {MIN_FRAMES} to {MAX_FRAMES}, others are "
-            "rounded up. 124 is 5.2 s, 243 is 10.1 s. Trained on 107 to 362 (4 to 15 s). H3 Canvas gives it.",
+        frames_input(
+            f"124 is 5.2 s, 243 is 10.1 s. Trained on {TRAINED_FRAMES[0]} to {TRAINED_FRAMES[-1]} (4 to 15 s). "
+            "H3 Canvas gives it."
         ),
     ]
+
+
+def frames_input(more: str) -> Any:
+    """The length of the video. more: what the tooltip says behind its range."""
+    return io.Int.Input(
+        "frames",
+        default=DEFAULT_NUM_FRAMES,
+        min=MIN_FRAMES,
+        max=MAX_FRAMES,
+        step=FRAME_STEP,
+        tooltip=f"Length in frames at {FPS} per second: 17k + 5 from {MIN_FRAMES} to {MAX_FRAMES}, others are rounded "
+        f"up. {more}",
+    )
 
 
 def fit_input() -> Any:
     """How a keyframe of another ratio comes to the canvas."""
     return io.Combo.Input(
         "fit",
-        options=["release", "cover"],
-        default="release",
+        options=list(FITS),
+        default=FITS[0],
         tooltip="For keyframes of another ratio than the video. release: the first in time is stretched, the others "
         "are cropped. cover: all are cropped at the centre.",
     )

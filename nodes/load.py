@@ -48,8 +48,9 @@ class H3LoadModel(io.ComfyNode):
                     "weights",
                     options=list(WEIGHTS),
                     default="auto",
-                    tooltip="fl2va: video from text, first and last frame. ref2va: video from references. auto: each "
-                    "request takes the ones it needs, of those in the folder; this node shows which these are.",
+                    tooltip="fl2va: video from text, with keyframes or without. ref2va: video from references, with "
+                    "keyframes or without. auto: each request takes the ones it needs, of those in the folder; this "
+                    "node shows which these are.",
                 ),
                 make(
                     io.Combo.Input,

@@ -5,7 +5,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.media.canvas import FPS, FRAME_STEP, MAX_FRAMES, MIN_FRAMES, align_num_frames
+from comfyui_h3.h3core.media.canvas import MAX_FRAMES, align_num_frames
 from comfyui_h3.h3core.prompt import (
     MODES,
     REF2VA,
@@ -20,36 +20,14 @@ from comfyui_h3.h3core.prompt import (
     read_shots,
     read_task_types,
 )
-from comfyui_h3.h3core.request import DEFAULT_NUM_FRAMES
 from comfyui_h3.h3core.types import EncodedMedia
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import expect, verdict
+from comfyui_h3.nodes.checks import expect_media, verdict
 from comfyui_h3.nodes.encode_media import labels
+from comfyui_h3.nodes.inputs import frames_input
 from comfyui_h3.nodes.progress import show_text
+from comfyui_h3.nodes.prompt_examples import MUSIC, RETENTION, SHOTS, SOUNDSCAPE, STYLE, SUBJECTS, SUMMARY
 from comfyui_h3.nodes.types import H3Media
-
-FRAMES = f"at {FPS} per second, {MIN_FRAMES} to {MAX_FRAMES}; counts off the grid of 17k + 5 are rounded up"
-
-SHOTS = """\
-Live-action cinematic realism, cool dawn light. A medium shot frames a lighthouse keeper (S1), a man in his sixties \
-with a white beard and a yellow oilskin coat, on a wet iron gallery above the sea. The camera pushes in with small \
-amplitude at slow speed while he wipes the great lens with a cloth. He turns his head and says in a low, rough voice: \
-<d>[English] She has never missed a night.</d>
-
-00:03.200 the camera cuts to a close-up of the turning lens, static, the first sunlight splitting into bands on the \
-wall behind it."""
-SOUNDSCAPE = """\
-Wind moves steadily around the gallery and waves break far below. The cloth squeaks on the glass, and the gears of the \
-lamp tick slowly."""
-MUSIC = "A low cello holds long notes at a slow tempo, joined by a few soft piano notes that stay under the voice."
-SUBJECTS = """\
-<Subject 1> is the lighthouse keeper in <Picture 1>, a man in his sixties with a white beard and a yellow oilskin \
-coat."""
-SUMMARY = "The target video shows <Subject 1> cleaning the lens of his lighthouse at dawn and saying one sentence."
-RETENTION = (
-    "<Subject 1> (appears in [Shot 1]): fully_preserved - his face, his white beard and his yellow coat are kept."
-)
-STYLE = "The target video is in a realistic cinematic style with cool dawn light."
 
 
 class H3PromptBuilder(io.ComfyNode):
@@ -73,14 +51,7 @@ class H3PromptBuilder(io.ComfyNode):
                     tooltip="What the video is made from: text alone (t2va), a first frame, first and last frame, a "
                     "last frame, or references (ref2va).",
                 ),
-                io.Int.Input(
-                    "frames",
-                    default=DEFAULT_NUM_FRAMES,
-                    min=MIN_FRAMES,
-                    max=MAX_FRAMES,
-                    step=FRAME_STEP,
-                    tooltip=f"Length of the video in frames, {FRAMES}. The same as in H3 Encode Prompt.",
-                ),
+                frames_input("The same as in H3 Encode Prompt."),
                 _text(
                     "shots",
                     SHOTS,
@@ -173,8 +144,8 @@ class H3PromptBuilder(io.ComfyNode):
         )
         report = check(prompt, context)
         show_text(f"Prompt: {report.headline()}")
-        labels = [numbering(media)] if media is not None else []
-        return io.NodeOutput(prompt, "\n".join([*labels, report.text()]))
+        connected = [] if media is None else [f"connected: {', '.join(labels(media))}"]
+        return io.NodeOutput(prompt, "\n".join([*connected, report.text()]))
 
 
 def _text(name: str, default: str, tooltip: str) -> io.String.Input:
@@ -217,15 +188,3 @@ def assemble(
 
 FILLING = (MODES[0], MAX_FRAMES, "x", "x", "x", "x", TASK_TYPES[0], "x", "x", "x")
 """For inputs that are linked, while nothing is known of them: what every check lets pass."""
-
-EXAMPLE, _ = assemble(MODES[0], DEFAULT_NUM_FRAMES, SHOTS, SOUNDSCAPE, MUSIC, *("",) * 5)
-
-
-def expect_media(media: object) -> EncodedMedia | None:
-    """``media``, when it is what the socket carries, or nothing is connected."""
-    return None if media is None else expect(media, EncodedMedia, "H3 Encode FL Media or H3 Encode Ref Media")
-
-
-def numbering(media: EncodedMedia) -> str:
-    """One line: the labels under which the prompt knows its media, in their order."""
-    return f"connected: {', '.join(labels(media))}"

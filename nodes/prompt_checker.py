@@ -4,13 +4,14 @@ from comfy_api.latest import io
 
 from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.media.canvas import FRAME_STEP, MAX_FRAMES, MIN_FRAMES, check_num_frames
+from comfyui_h3.h3core.media.canvas import MIN_FRAMES, check_num_frames
 from comfyui_h3.h3core.prompt import AUTO, MODES, Report, check, context_for
-from comfyui_h3.h3core.request import DEFAULT_NUM_FRAMES, check_prompt
+from comfyui_h3.h3core.request import check_prompt
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import expect, verdict
+from comfyui_h3.nodes.checks import expect, expect_media, verdict
+from comfyui_h3.nodes.inputs import frames_input
 from comfyui_h3.nodes.progress import show_text
-from comfyui_h3.nodes.prompt_builder import EXAMPLE, FRAMES, expect_media
+from comfyui_h3.nodes.prompt_examples import PROMPT
 from comfyui_h3.nodes.types import H3Engine, H3Media
 
 SHOWN_ERRORS = 10
@@ -32,7 +33,7 @@ class H3PromptChecker(io.ComfyNode):
                 io.String.Input(
                     "prompt",
                     multiline=True,
-                    default=EXAMPLE,
+                    default=PROMPT,
                     tooltip="The whole prompt, as H3 Encode Prompt gets it. It is never changed.",
                 ),
                 io.Combo.Input(
@@ -42,14 +43,7 @@ class H3PromptChecker(io.ComfyNode):
                     tooltip="What the prompt is for: text alone (t2va), a first frame, first and last frame, a last "
                     "frame, or references (ref2va). auto: decided by the connected media, else by the prompt.",
                 ),
-                io.Int.Input(
-                    "frames",
-                    default=DEFAULT_NUM_FRAMES,
-                    min=MIN_FRAMES,
-                    max=MAX_FRAMES,
-                    step=FRAME_STEP,
-                    tooltip=f"Length of the video in frames, {FRAMES}. Connected media know their own, and win.",
-                ),
+                frames_input("Connected media know their own, and win."),
                 io.Boolean.Input(
                     "stop_on_errors",
                     default=True,

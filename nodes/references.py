@@ -4,9 +4,11 @@ from typing import Any, Literal
 
 from comfy_api.latest import io
 
+from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media.canvas import MAX_SIDE, SHORT_EDGE, SIDE_MULTIPLE, check_ratio
 from comfyui_h3.h3core.media.pictures import REFERENCE_SIZES
 from comfyui_h3.h3core.media.references import (
+    Keyframe,
     MediaRequest,
     Reference,
     ReferenceAudio,
@@ -19,12 +21,13 @@ from comfyui_h3.nodes import audio as host_audio
 from comfyui_h3.nodes import pictures
 from comfyui_h3.nodes import video as host_video
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import expect, judge_size
+from comfyui_h3.nodes.checks import check_choice, check_short_edge, expect_chain, judge_media, verdict
 from comfyui_h3.nodes.encode_media import encode_media
 from comfyui_h3.nodes.inputs import fit_input, size_inputs, strict_input
 from comfyui_h3.nodes.progress import notice_text, show_text
 from comfyui_h3.nodes.types import H3Engine, H3Keyframes, H3Media, H3References
 
+KINDS = (ReferenceImage, ReferenceVideo, ReferenceAudio)
 MAX_START_S = 24 * 3600.0
 LIMITS = f"Up to {MAX_IMAGES} pictures, {MAX_VIDEOS} videos and {MAX_AUDIOS} sounds, {MAX_MEDIA} together."
 
@@ -45,7 +48,7 @@ def chain_output() -> Any:
 
 def added(references: object, reference: Reference, text: str) -> io.NodeOutput:
     """The chain with one more link; the node says what it added. Raises RequestError when there are too many."""
-    chain = (*expect(references, tuple, "an H3 Reference node"), reference)
+    chain = (*expect_chain(references, KINDS, "H3 Reference"), reference)
     check_references(chain, complete=False)
     show_text("\n".join(filter(None, (text, notice_text(reference.notices)))))
     return io.NodeOutput(chain)
@@ -78,6 +81,10 @@ class H3ReferenceImage(io.ComfyNode):
             ],
             outputs=[chain_output()],
         )
+
+    @classmethod
+    def validate_inputs(cls, size=None) -> bool | str:
+        return verdict(lambda: check_choice("size", size, REFERENCE_SIZES))
 
     @classmethod
     def execute(cls, image, size, references=()) -> io.NodeOutput:
@@ -140,6 +147,10 @@ class H3ReferenceVideo(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, start_time=None, short_edge=None) -> bool | str:
+        return verdict(lambda: check_start(start_time), lambda: check_short_edge(short_edge))
+
+    @classmethod
     def execute(cls, video, sound, start_time, short_edge, audio=None, references=()) -> io.NodeOutput:
         clip = host_video.clip_from_host(video)
         soundtrack: Audio | Literal["own"] | None = "own" if sound else None
@@ -153,6 +164,12 @@ class H3ReferenceVideo(io.ComfyNode):
         has_sound = audio is not None or (sound and info.has_sound)
         text = f"video, {info.width}x{info.height}, {info.duration_s:.2f} s, {'with' if has_sound else 'no'} sound"
         return added(references, reference, text)
+
+
+def check_start(start_time: float | None) -> None:
+    """Raises RequestError for a time before the clip, or of no number; None is a linked input."""
+    if start_time is not None and not 0 <= start_time <= MAX_START_S:
+        raise RequestError(f"start_time={start_time} is not possible; use 0 to {MAX_START_S:.0f} seconds")
 
 
 class H3ReferenceAudio(io.ComfyNode):
@@ -216,8 +233,8 @@ class H3EncodeRefMedia(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, width=None, height=None, frames=None) -> bool | str:
-        return judge_size(width, height, frames)
+    def validate_inputs(cls, width=None, height=None, frames=None, fit=None) -> bool | str:
+        return judge_media(width, height, frames, fit)
 
     @classmethod
     def execute(cls, engine, references, width, height, frames, fit, keyframes=(), strict=False) -> io.NodeOutput:
@@ -225,8 +242,8 @@ class H3EncodeRefMedia(io.ComfyNode):
             width=width,
             height=height,
             num_frames=frames,
-            references=expect(references, tuple, "an H3 Reference node"),
-            keyframes=expect(keyframes, tuple, "H3 Keyframe"),
+            references=expect_chain(references, KINDS, "H3 Reference"),
+            keyframes=expect_chain(keyframes, Keyframe, "H3 Keyframe"),
             fit=fit,
             strict=strict,
         )

@@ -20,6 +20,12 @@ FORBIDDEN = {
         "comfyui_h3.h3core.accel.",
     ),
     "h3core/media": ("comfyui_h3.h3core.engine.", "comfyui_h3.h3core.models.", "comfyui_h3.h3core.checkpoint."),
+    "h3core/prompt": (
+        "comfyui_h3.h3core.engine.",
+        "comfyui_h3.h3core.checkpoint.",
+        "comfyui_h3.h3core.sampling.",
+        "comfyui_h3.h3core.models.text_encoder.template.",
+    ),
     "h3core/sampling": ("comfyui_h3.h3core.engine.", "comfyui_h3.h3core.checkpoint."),
 }
 

@@ -144,6 +144,8 @@ class Checkpoint:
             ),
             audio_decoder=Component.open(audio_vae, keymap.half(("dec_in_proj.", "decoder."))),
         )
+        read_json(folder / "tokenizer" / "tokenizer_config.json")  # what is missing is told now, not after a stage
+        checkpoint.load_pixel_limits()
         checkpoint._check_sizes_fit()
         checkpoint._check_weights()
         return checkpoint

@@ -1,6 +1,6 @@
 """Still pictures as H3 reads them: (H, W, 3) uint8 RGB, transparent parts on white, resized with PIL's LANCZOS.
 
-Whatever had to be changed is told in notices, one sentence each, so that a node can show them.
+Whatever had to be changed is told in notices, one sentence each and without a full stop, for a node to show.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from comfyui_h3.h3core.errors import RequestError
@@ -20,9 +20,6 @@ REFERENCE_SIZES = ("diffusers", "match", "max")
 REFERENCE_SHORT_EDGE = 2048  # of the release, for reference images only
 BACKGROUND = 1.0  # white: what pages and viewers put behind a transparent picture
 HALF_CODE = 0.5 / 255  # values this little outside [0, 1] still round to 0 or 255
-BITS16 = 65535
-MODES16 = ("I", "I;16", "I;16L", "I;16B", "I;16N")
-MODES_WITH_ALPHA = {"LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 
 
 def picture_from_images(images: Tensor, *, what: str = "the picture") -> tuple[Tensor, tuple[str, ...]]:
@@ -46,7 +43,7 @@ def picture_from_images(images: Tensor, *, what: str = "the picture") -> tuple[T
         raise RequestError(f"{what} is empty, its shape is {tuple(images.shape)}; give at least one pixel")
     if images.ndim == 4:
         if len(images) > 1:
-            notices.append(f"{what} is a batch of {len(images)}; only its first picture is used.")
+            notices.append(f"{what} is a batch of {len(images)}; only its first picture is used")
         images = images[0]
     if images.dtype == torch.uint8 and images.shape[-1] in (1, 3):
         return images.cpu().expand(-1, -1, 3).contiguous(), tuple(notices)
@@ -57,53 +54,15 @@ def picture_from_images(images: Tensor, *, what: str = "the picture") -> tuple[T
         raise RequestError(f"{what} holds NaN or Inf; look at the node that made it, and queue again")
     low, high = float(values.min()), float(values.max())
     if low < -HALF_CODE or high > 1 + HALF_CODE:
-        notices.append(f"{what} has values from {low:.3g} to {high:.3g}; they are clipped to 0..1.")
+        notices.append(f"{what} has values from {low:.3g} to {high:.3g}; they are clipped to 0..1")
     values.clamp_(0, 1)
     if values.shape[-1] in (2, 4):
         alpha = values[..., -1:]
         values = values[..., :-1]
         if bool((alpha < 1 - HALF_CODE).any()):
-            notices.append(f"{what} is partly transparent; it is put on white.")
+            notices.append(f"{what} is partly transparent; it is put on white")
             values = torch.lerp(torch.full_like(values, BACKGROUND), values, alpha)
     return to_uint8(values).expand(-1, -1, 3).contiguous(), tuple(notices)
-
-
-def picture_from_pil(image: Image.Image, *, what: str = "the picture") -> tuple[Tensor, tuple[str, ...]]:
-    """As ``picture_from_images``, from a PIL image of any mode, turned upright by its EXIF orientation.
-
-    16-bit gray keeps its own white (65535); a float image (F) holds values in [0, 1]. Colour profiles are not applied.
-    Raises RequestError for a file that ends early or is damaged, and for a picture without pixels.
-    """
-    notices: list[str] = []
-    if getattr(image, "n_frames", 1) > 1:
-        notices.append(f"{what} is an animation; only one frame of it is used.")
-    if 0 in image.size:
-        raise RequestError(f"{what} is empty, {image.width}x{image.height}; give at least one pixel")
-    try:
-        image.load()
-        pixels = _pil_values(ImageOps.exif_transpose(image))
-    except (OSError, SyntaxError, ValueError) as error:  # PIL raises all three for damaged files
-        raise RequestError(f"{what} cannot be decoded: {error}; save it again as PNG or JPEG") from error
-    picture, more = picture_from_images(pixels, what=what)
-    return picture, (*notices, *more)
-
-
-def _pil_values(image: Image.Image) -> Tensor:
-    """(H, W, C) uint8, or float32 where 8 bits do not hold it."""
-    if image.mode in MODES16:
-        return torch.from_numpy(np.asarray(image, dtype=np.float32) / np.float32(BITS16))[..., None]
-    if image.mode == "F":
-        return torch.from_numpy(np.array(image, dtype=np.float32))[..., None]
-    if image.mode in MODES_WITH_ALPHA:
-        image = image.convert(MODES_WITH_ALPHA[image.mode])
-    elif "transparency" in image.info:  # a palette entry, or one colour, that is transparent
-        image = image.convert("RGBA")
-    elif image.mode in ("1", "L"):
-        image = image.convert("L")
-    else:
-        image = image.convert("RGB")
-    values = torch.from_numpy(np.array(image))
-    return values if values.ndim == 3 else values[..., None]
 
 
 def resize(pixels: Tensor, width: int, height: int) -> Tensor:
@@ -112,11 +71,6 @@ def resize(pixels: Tensor, width: int, height: int) -> Tensor:
         return pixels
     image = Image.fromarray(pixels.numpy()).resize((width, height), Image.Resampling.LANCZOS)
     return torch.from_numpy(np.array(image))
-
-
-def stretch(pixels: Tensor, width: int, height: int) -> Tensor:
-    """(H, W, 3) uint8 brought to (height, width, 3) whatever its ratio, as the release does with its first keyframe."""
-    return resize(pixels, width, height)
 
 
 def cover(pixels: Tensor, width: int, height: int) -> Tensor:

@@ -12,11 +12,11 @@ from typing import Literal
 from torch import Tensor
 
 from comfyui_h3.h3core.media.canvas import FPS
-from comfyui_h3.h3core.media.clips import check_reference_frames, conform, vae_frames
-from comfyui_h3.h3core.media.pictures import cover, reference_size, resize, stretch
-from comfyui_h3.h3core.media.references import MediaRequest, Reference, ReferenceAudio, ReferenceImage
-from comfyui_h3.h3core.media.sound import reference_waveform
-from comfyui_h3.h3core.types import Progress, ResolvedRequest
+from comfyui_h3.h3core.media.conform import check_reference_frames, conform, vae_frames
+from comfyui_h3.h3core.media.pictures import cover, reference_size, resize
+from comfyui_h3.h3core.media.references import MediaRequest, Reference, ReferenceAudio, ReferenceImage, ReferenceVideo
+from comfyui_h3.h3core.media.sound import is_too_short, reference_waveform
+from comfyui_h3.h3core.types import Audio, Progress, ResolvedRequest
 
 VIEW_STRIDE = 12
 """The text encoder sees a clip at 2 frames a second."""
@@ -56,7 +56,7 @@ def prepare(request: MediaRequest, resolved: ResolvedRequest, announce: Announce
     Raises RequestError for a medium that cannot be read, is too short, or longer than 4:1.
     """
     for number, keyframe in enumerate(request.keyframes):
-        fit = stretch if number == 0 and request.fit == "release" else cover
+        fit = resize if number == 0 and request.fit == "release" else cover
         yield PreparedMedium(
             name=f"keyframe {number + 1}",
             kind="keyframe",
@@ -85,7 +85,8 @@ def _prepare_reference(
         size = reference_size(width, height, reference.size, resolved.width * resolved.height)
         return PreparedMedium(name=name, kind="image", frames=resize(reference.pixels, *size)[None])
     if isinstance(reference, ReferenceAudio):
-        return PreparedMedium(name=name, kind="audio", samples=reference_waveform(reference.audio, seconds))
+        samples = reference_waveform(reference.audio, seconds, what=f"reference {name}")
+        return PreparedMedium(name=name, kind="audio", samples=samples)
     frames = conform(
         reference.clip,
         max_frames=resolved.num_frames,
@@ -94,8 +95,17 @@ def _prepare_reference(
         on_frame=announce(f"Reading {name}"),
     )
     check_reference_frames(len(frames))
-    audio = reference.soundtrack
-    if audio == "own":
-        audio = reference.clip.sound(seconds, start_s=reference.start_s)
-    samples = None if audio is None else reference_waveform(audio, seconds)
-    return PreparedMedium(name=name, kind="video", frames=frames, samples=samples)
+    audio = _own_sound(reference, name, seconds) if reference.soundtrack == "own" else reference.soundtrack
+    waveform = None if audio is None else reference_waveform(audio, seconds, what=f"the sound of reference {name}")
+    return PreparedMedium(name=name, kind="video", frames=frames, samples=waveform)
+
+
+def _own_sound(reference: ReferenceVideo, name: str, seconds: float) -> Audio | None:
+    """The soundtrack beside the used part of the clip; None, with a notice, where it fills no latent."""
+    audio = reference.clip.sound(seconds, start_s=reference.start_s)
+    if audio is None or not is_too_short(audio.samples.shape[-1], audio.sample_rate):
+        return audio
+    reference.clip.notice_sound(
+        f"the sound of reference {name} is shorter than 25 ms where its picture is used: it counts as none"
+    )
+    return None

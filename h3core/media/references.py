@@ -12,6 +12,7 @@ from comfyui_h3.h3core.media.clips import Clip
 from comfyui_h3.h3core.types import Audio
 
 LAST_FRAME = -1
+FITS = ("release", "cover")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

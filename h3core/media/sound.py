@@ -29,16 +29,16 @@ PIECE = 1 << 20  # output samples per convolution, whose own layout takes 8 time
 MIX_PIECE = 1 << 16  # samples handed to FFmpeg's mixer at a time
 
 
-def reference_waveform(audio: Audio, max_duration_s: float) -> Tensor:
+def reference_waveform(audio: Audio, max_duration_s: float, *, what: str = "the reference sound") -> Tensor:
     """The sound a reference is encoded from: (2, L) float32 at 32 kHz, at most ``max_duration_s`` seconds.
 
     Cut first, to int(max_duration_s * rate) samples. One channel becomes two equal ones at unity; three to eight are
     mixed down as ``ffmpeg -ac 2`` does it for floats (no normalisation, so loud surround may pass 1). Nothing is made
     louder or clipped.
 
-    Raises RequestError as ``check_audio`` does.
+    Raises RequestError as ``check_audio`` does. what: how messages call the sound.
     """
-    check_audio(audio, max_duration_s)
+    check_audio(audio, max_duration_s, what=what)
     rate = audio.sample_rate
     samples = _used(audio, max_duration_s).to("cpu", torch.float32)
     if len(samples) > 2:
@@ -46,40 +46,47 @@ def reference_waveform(audio: Audio, max_duration_s: float) -> Tensor:
     return sinc_resample(samples.expand(2, -1), rate, SAMPLE_RATE).contiguous()
 
 
-def check_audio(audio: Audio, max_duration_s: float) -> None:
+def check_audio(audio: Audio, max_duration_s: float, *, what: str = "the reference sound") -> None:
     """Raises RequestError for sound that cannot be a reference.
 
     Samples that are not (channels, N) floats, that are not finite, more than 8 channels, an impossible rate, and less
-    than one audio latent (25 ms). Only the first ``max_duration_s`` seconds are looked at.
+    than one audio latent (25 ms). Only the first ``max_duration_s`` seconds are looked at. what: as messages call it.
     """
     samples, rate = audio.samples, audio.sample_rate
     if samples.ndim != 2 or not samples.is_floating_point():
         raise RequestError(
-            f"the reference sound must be (channels, samples) floats, got {tuple(samples.shape)} {samples.dtype}; "
+            f"{what} must be (channels, samples) floats, got {tuple(samples.shape)} {samples.dtype}; "
             "of a batch, give one item"
         )
     if isinstance(rate, bool) or not isinstance(rate, int) or not 0 < rate <= MAX_RATE:
-        raise RequestError(f"a sample rate of {rate!r} Hz is not possible; use a whole number from 1 to {MAX_RATE}")
+        raise RequestError(
+            f"the sample rate of {what}, {rate!r} Hz, is not possible; use a whole number from 1 to {MAX_RATE}"
+        )
     if not 1 <= len(samples) <= MAX_CHANNELS:
         raise RequestError(
-            f"the reference sound has {len(samples)} channels; 1 to {MAX_CHANNELS} are possible, mix it to stereo first"
+            f"{what} has {len(samples)} channels; 1 to {MAX_CHANNELS} are possible, mix it to stereo first"
         )
     if not (max_duration_s > 0 and math.isfinite(max_duration_s)):
-        raise RequestError(f"a sound of {max_duration_s} s at most is not possible; use a positive number of seconds")
+        raise RequestError(f"{what} of {max_duration_s} s at most is not possible; use a positive number of seconds")
     samples = _used(audio, max_duration_s)
     num_samples = samples.shape[1]
-    if num_samples < 2 or math.ceil(num_samples * SAMPLE_RATE / rate) < SAMPLES_PER_LATENT:
+    if is_too_short(num_samples, rate):
         raise RequestError(
-            f"the reference sound is too short: {num_samples} samples at {rate} Hz are {num_samples / rate:.4g} s; "
+            f"{what} is too short: {num_samples} samples at {rate} Hz are {num_samples / rate:.4g} s; "
             "give at least 0.025 s, and 2 s or more for a useful reference, or disconnect it"
         )
     finite = torch.isfinite(samples)
     if not finite.all():
         first = int((~finite).any(dim=0).nonzero()[0])
         raise RequestError(
-            f"the reference sound holds {int((~finite).sum())} NaN or Inf values, the first at {first / rate:.3f} s; "
+            f"{what} holds {int((~finite).sum())} NaN or Inf values, the first at {first / rate:.3f} s; "
             "look at the node that made it, and queue again"
         )
+
+
+def is_too_short(num_samples: int, sample_rate: int) -> bool:
+    """Whether a sound fills no latent of the audio VAE, of 25 ms."""
+    return num_samples < 2 or num_samples * SAMPLE_RATE <= (SAMPLES_PER_LATENT - 1) * sample_rate
 
 
 def _used(audio: Audio, max_duration_s: float) -> Tensor:
@@ -112,32 +119,41 @@ def sinc_resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
         return samples
     divisor = math.gcd(from_rate, to_rate)
     o, n = from_rate // divisor, to_rate // divisor
-    base = min(o, n) * ROLLOFF
-    width = math.ceil(ZERO_CROSSINGS * o / base)
+    cutoff = min(o, n) * ROLLOFF  # half periods in a block of o input samples
+    reach = math.ceil(ZERO_CROSSINGS * o / cutoff)  # input samples to either side of an output sample
     num_channels, num_samples = samples.shape
     num_blocks = num_samples // o + 1  # of n output samples each
-    padded = F.pad(samples, (width, width + o))[:, None]  # (C, 1, N + 2 width + o)
+    padded = F.pad(samples, (reach, reach + o))[:, None]  # (C, 1, N + 2 reach + o)
     resampled = samples.new_empty(num_channels, num_blocks, n)
     at_once = max(1, PIECE // n)
     for phase in range(0, n, PHASES):
         phases = range(phase, min(n, phase + PHASES))
-        first = phases[0] * o // n  # tap 0 is the input sample ``width`` before the block
-        end = min(2 * width + o, phases[-1] * o // n + 2 * width + 2)
-        kernels = _kernels(phases, range(first - width, end - width), o, n, base)[:, None]
+        first = phases[0] * o // n  # tap 0 is the input sample ``reach`` before the block
+        end = min(2 * reach + o, phases[-1] * o // n + 2 * reach + 2)
+        filters = _filters(phases, range(first - reach, end - reach), o, n, cutoff)[:, None]
         for block in range(0, num_blocks, at_once):
             last = min(num_blocks, block + at_once) - 1
-            reach = padded[..., block * o + first : last * o + end]
-            piece = F.conv1d(reach, kernels, stride=o)  # (C, phases, blocks)
+            read = padded[..., block * o + first : last * o + end]
+            piece = F.conv1d(read, filters, stride=o)  # (C, phases, blocks)
             resampled[:, block : last + 1, phases.start : phases.stop] = piece.transpose(1, 2)
     return resampled.flatten(1)[:, : math.ceil(n * num_samples / o)]
 
 
-def _kernels(phases: range, taps: range, o: int, n: int, base: float) -> Tensor:
-    """(phases, taps) float32: Hann-windowed sinc, in float64 but for the phase, which torchaudio rounds to float32."""
-    offset = -torch.arange(phases.start, phases.stop).to(torch.float32) / n
-    t = offset[:, None] + torch.arange(taps.start, taps.stop, dtype=torch.float64) / o
-    t = (t * base).clamp_(-ZERO_CROSSINGS, ZERO_CROSSINGS)
-    window = torch.cos(t * math.pi / ZERO_CROSSINGS / 2) ** 2
-    t *= math.pi
-    sinc = torch.where(t == 0, torch.ones_like(t), t.sin() / t)
-    return (sinc * (window * (base / o))).to(torch.float32)
+def _filters(phases: range, taps: range, o: int, n: int, cutoff: float) -> Tensor:
+    """(phases, taps) float32: the low pass around each phase, at the input samples ``taps`` of a block."""
+    instants = torch.arange(phases.start, phases.stop).float() / n  # in blocks; float32, as torchaudio rounds them
+    inputs = torch.arange(taps.start, taps.stop).double() / o
+    x = ((inputs - instants[:, None]) * cutoff).clamp_(-ZERO_CROSSINGS, ZERO_CROSSINGS)
+    gain = cutoff / o
+    return (_sinc(x) * (_hann(x) * gain)).float()
+
+
+def _sinc(x: Tensor) -> Tensor:
+    """sin(pi x) / (pi x). torch.sinc has another sine, which may differ in the last bit."""
+    angle = math.pi * x
+    return torch.where(angle == 0, 1.0, angle.sin() / angle)
+
+
+def _hann(x: Tensor) -> Tensor:
+    """1 in the middle, 0 at ZERO_CROSSINGS to either side."""
+    return torch.cos(math.pi * x / (2 * ZERO_CROSSINGS)).square()

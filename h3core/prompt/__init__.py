@@ -1,6 +1,6 @@
 """H3's prompt format: fields -> prompt text, and prompt text -> errors and warnings."""
 
-from comfyui_h3.h3core.prompt.builder import BasePrompt, ReferencePrompt, Shot, build, dialogue
+from comfyui_h3.h3core.prompt.builder import BasePrompt, ReferencePrompt, Shot, build
 from comfyui_h3.h3core.prompt.checker import check
 from comfyui_h3.h3core.prompt.context import AUTO, PromptContext, context_for, detect_mode
 from comfyui_h3.h3core.prompt.fields import read_lines, read_shots, read_task_types
@@ -25,7 +25,6 @@ __all__ = [
     "check",
     "context_for",
     "detect_mode",
-    "dialogue",
     "parse",
     "read_lines",
     "read_shots",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from comfyui_h3.h3core.errors import RequestError
@@ -13,7 +12,6 @@ from comfyui_h3.h3core.prompt.grammar import (
     DEFINITIONS,
     MUSIC,
     NONE,
-    PICTURE,
     REF2VA,
     REFERENCE_MAIN,
     RETENTION,
@@ -82,23 +80,12 @@ def build(fields: BasePrompt | ReferencePrompt, context: PromptContext) -> str:
         return "\n\n".join(f"{name}:\n{text}" for name, text in sections.items())
     if context.mode != T2VA and not context.has_first_line:
         raise RequestError(
-            f"the format has no first line for these {context.attached(PICTURE)} keyframes; use first and last frame "
-            "alone, or write the prompt by hand"
+            f"the format has no first line for {context.these_keyframes}; use first and last frame alone, or write the "
+            "prompt by hand"
         )
     opening = first_line(context.mode, len(shots), context.seconds)
     sections = {BASE_MAIN: " ".join(shots), **sounds}
     return "\n\n".join([*([opening] if opening else []), *(f"{name}: {text}" for name, text in sections.items())])
-
-
-def dialogue(language: str, words: str) -> str:
-    """``<d>[Language] words</d>``, to be put behind the speaker: ``The baker (S1) says: <d>[English] Hello.</d>``"""
-    if not re.fullmatch(r"[A-Z][A-Za-z -]{1,39}", language):
-        raise RequestError(f"{excerpt(language)} is not the English name of a language; write for example English")
-    if not words.strip():
-        raise RequestError("a line of dialogue has no words; write what is said")
-    if re.search(r"</?d>", words):
-        raise RequestError(f"{excerpt(words)} holds a <d> or </d>; give the words alone")
-    return f"<d>[{language}] {words}</d>"
 
 
 def _shots(shots: tuple[Shot, ...], context: PromptContext) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.models.text_encoder.template import MAX_TOKENS
+from comfyui_h3.h3core.models.text_encoder.tokens import MAX_TOKENS
 from comfyui_h3.h3core.prompt.context import PromptContext
 from comfyui_h3.h3core.prompt.findings import ERROR, Finding, Report, error
 from comfyui_h3.h3core.prompt.parse import ParsedPrompt, parse

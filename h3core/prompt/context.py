@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media.canvas import FPS, align_num_frames, check_num_frames, frames_for_duration
+from comfyui_h3.h3core.prompt.findings import counted
 from comfyui_h3.h3core.prompt.grammar import (
     ALIGNMENT,
     AUDIO,
@@ -26,11 +27,12 @@ from comfyui_h3.h3core.prompt.parse import parse
 from comfyui_h3.h3core.types import EncodedMedia
 
 AUTO = "auto"
+NOUNS = {PICTURE: "picture", VIDEO: "video", AUDIO: "sound"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptContext:
-    """mode: one of MODES. num_frames: 17k + 5 at 24 per second; requested_s: the seconds asked for, where known.
+    """mode: one of MODES. num_frames: 17k + 5 at 24 per second.
 
     Counts of media: None is not known; the modes without references know theirs. num_audios counts the soundtracks of
     videos as well, and ``soundtracks`` says which ``<Audio N>`` they are, where known: a prompt need not cite those.
@@ -40,7 +42,6 @@ class PromptContext:
 
     mode: str
     num_frames: int
-    requested_s: float | None = None
     num_pictures: int | None = None
     num_videos: int | None = None
     num_audios: int | None = None
@@ -55,19 +56,15 @@ class PromptContext:
             raise RequestError(
                 f"{self.num_frames} frames are not 17k + 5; use {align_num_frames(self.num_frames)}, which will run"
             )
-        if self.requested_s is not None and frames_for_duration(self.requested_s) != self.num_frames:
-            raise RequestError(
-                f"{self.requested_s} s becomes {frames_for_duration(self.requested_s)} frames, not {self.num_frames}; "
-                "give one of them"
-            )
         for kind, given in zip(MEDIA_KINDS, (self.num_pictures, self.num_videos, self.num_audios), strict=True):
             if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
                 raise RequestError(f"{given!r} is not a number of media; count the {kind} inputs from 0")
             if given is not None and self.mode in NUM_KEYFRAMES and not self._takes(kind, given):
-                wanted = NUM_KEYFRAMES[self.mode] if kind == PICTURE else 0
+                there = "none is" if given == 0 else f"{given} {'is' if given == 1 else 'are'}"
+                more = " or more" if self.mode == FIRST_LAST and kind == PICTURE else ""
                 raise RequestError(
-                    f"mode={self.mode} goes with {wanted} of the kind {kind}, and {given} are connected; "
-                    f"choose the mode that fits the media ({REF2VA} for references)"
+                    f"mode={self.mode} takes {counted(self._num_wanted(kind), NOUNS[kind])}{more}, and {there} "
+                    f"connected; choose the mode that fits the media ({REF2VA} for references)"
                 )
 
     @property
@@ -83,9 +80,7 @@ class PromptContext:
     def attached(self, kind: str) -> int | None:
         """How many ``<kind N>`` there are; None when nobody said."""
         given = {PICTURE: self.num_pictures, VIDEO: self.num_videos, AUDIO: self.num_audios}[kind]
-        if given is None and self.mode in NUM_KEYFRAMES:
-            return NUM_KEYFRAMES[self.mode] if kind == PICTURE else 0
-        return given
+        return self._num_wanted(kind) if given is None and self.mode in NUM_KEYFRAMES else given
 
     @property
     def has_first_line(self) -> bool:
@@ -95,24 +90,33 @@ class PromptContext:
         places = keyframe_places(self.mode, self.num_frames)
         return self.keyframes in (None, places) and self.attached(PICTURE) == len(places)
 
-    def _takes(self, kind: str, number: int) -> bool:
-        wanted = NUM_KEYFRAMES[self.mode] if kind == PICTURE else 0
-        return number == wanted or (self.mode == FIRST_LAST and kind == PICTURE and number > wanted)
+    @property
+    def these_keyframes(self) -> str:
+        """What messages call the keyframes."""
+        number = self.attached(PICTURE)
+        return "this keyframe" if number == 1 else f"these {number} keyframes"
 
     def accepts_seconds(self, text: str) -> bool:
-        """Whether a first line may state this duration: the one that runs, or the one that was asked for.
+        """Whether a first line may state this duration: the one that runs, or one that would be rounded up to it.
 
-        The guide's own examples state whole requested seconds. Where the request is not known, each duration that
-        would be rounded up to these frames may have been it.
+        The guide's own examples state the whole seconds that were asked for.
         """
         if text == self.seconds:
             return True
-        if self.requested_s is not None or text != f"{float(text):.2f}":  # leading zeros
-            return self.requested_s is not None and text == f"{self.requested_s:.2f}"
+        if text != f"{float(text):.2f}":  # leading zeros
+            return False
         try:
             return frames_for_duration(float(text)) == self.num_frames
         except RequestError:  # zero, or past the longest video
             return False
+
+    def _num_wanted(self, kind: str) -> int:
+        """What a mode without references is named for; first and last frame may have keyframes in between."""
+        return NUM_KEYFRAMES[self.mode] if kind == PICTURE else 0
+
+    def _takes(self, kind: str, number: int) -> bool:
+        wanted = self._num_wanted(kind)
+        return number == wanted or (self.mode == FIRST_LAST and kind == PICTURE and number > wanted)
 
 
 def context_for(prompt: str, mode: str, num_frames: int, media: EncodedMedia | None = None) -> PromptContext:

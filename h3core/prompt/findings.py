@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from comfyui_h3.h3core.media.canvas import FPS
+
 ERROR, WARNING = "error", "warning"
 SHOWN_PER_CODE = 5  # a text with 10,000 broken markers has one problem, not 10,000
 
@@ -46,13 +48,13 @@ class Report:
 
     def headline(self) -> str:
         """One short line."""
-        found = [_count(len(self.errors), "error"), _count(len(self.warnings), "warning")]
-        tokens = "" if self.num_tokens is None else f", {_count(self.num_tokens, 'token')}"
-        return f"{', '.join(found)}; {_count(self.num_characters, 'character')}{tokens}"
+        found = [counted(len(self.errors), "error"), counted(len(self.warnings), "warning")]
+        tokens = "" if self.num_tokens is None else f", {counted(self.num_tokens, 'token')}"
+        return f"{', '.join(found)}; {counted(self.num_characters, 'character')}{tokens}"
 
     def text(self) -> str:
         """Everything, one line each; of many findings of one kind the first few."""
-        lines = [f"{self.headline()}; {self.mode}, {self.num_frames} frames ({self.num_frames / 24:.2f} s)"]
+        lines = [f"{self.headline()}; {self.mode}, {self.num_frames} frames ({self.num_frames / FPS:.2f} s)"]
         shown: Counter[str] = Counter()
         for finding in self.findings:
             shown[finding.code] += 1
@@ -80,5 +82,6 @@ def _escaped(letter: str) -> str:
     return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(letter, f"U+{ord(letter):04X}")
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """``1 error``, ``2 errors``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

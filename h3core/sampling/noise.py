@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.sampling.packing import VISUAL_CONDITION_TIMESTEP, audio_from_rows
 from comfyui_h3.h3core.types import Condition, ResolvedRequest
 
@@ -53,6 +54,18 @@ class Noise:
         num_frames = request.num_latent_frames + len(visual)
         drawn = tuple(_condition_noise(latents, num_frames, seed) for latents in visual)
         return cls(video=video[0], audio=audio_from_rows(audio_rows), conditions=drawn)
+
+    def check(self, request: ResolvedRequest, conditions: Sequence[Condition] = ()) -> None:
+        """Raises RequestError unless the sizes are those of the request and of its visual conditions."""
+        latents = (request.num_latent_frames, request.latent_height, request.latent_width)
+        visual = [tuple(condition.video.shape) for condition in conditions if condition.video is not None]
+        for name, given, wanted in (
+            ("video", tuple(self.video.shape[1:]), latents),
+            ("audio", tuple(self.audio.shape[::2]), (2, request.num_audio_latents)),
+            ("conditions", [tuple(noise.shape) for noise in self.conditions], visual),
+        ):
+            if given != wanted:
+                raise RequestError(f"the noise of {name} has the sizes {given}, this request needs {wanted}")
 
 
 def _condition_noise(latents: Tensor, num_frames: int, seed: int) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from comfyui_h3.h3core.media.canvas import LATENT_SPANS
 from comfyui_h3.h3core.models.dit.config import PATCH
 
-_LATENT_SPANS = (1, 4, 4, 4, 4)  # pixel frames behind each latent frame, repeating
 UNITS_PER_FRAME = 5.0 / 3.0
 
 
@@ -66,4 +66,4 @@ def audio_positions(cursor: float, num_audio_latents: int, grid_w: np.ndarray) -
 
 
 def _spans(num_latent_frames: int) -> list[float]:
-    return [UNITS_PER_FRAME * _LATENT_SPANS[i % 5] for i in range(num_latent_frames)]
+    return [UNITS_PER_FRAME * LATENT_SPANS[i % 5] for i in range(num_latent_frames)]

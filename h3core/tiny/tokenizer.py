@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from comfyui_h3.h3core.models.text_encoder.template import CONTROL_TOKENS
+from comfyui_h3.h3core.models.text_encoder.tokens import CONTROL_TOKENS
 
 FIRST_SPECIAL = 448
 SPECIAL_TOKENS = (

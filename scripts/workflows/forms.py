@@ -59,47 +59,48 @@ def editor_form(nodes: dict[str, Node], version: str) -> dict[str, Any]:
     """What the graph editor loads. Every field is there that the page of ComfyUI 0.3.75 asks for."""
     numbers = {key: number for number, key in enumerate(nodes, start=1)}
     links = _links(nodes, numbers)
-    drawn = []
-    for order, (key, node) in enumerate(nodes.items()):
-        mine = [link for link in links if link[3] == numbers[key]]
-        properties = {"Node name for S&R": node.type}
-        if node.type.startswith(OURS):
-            properties |= {"cnr_id": "h3core", "ver": version}  # so that a manager can offer the missing pack
-        drawn.append(
-            {
-                "id": numbers[key],
-                "type": node.type,
-                "title": node.title,
-                "pos": list(node.place),
-                "size": list(node.size),
-                "flags": {},
-                "order": order,
-                "mode": 0,
-                "inputs": [
-                    _drawn_input(name, node.inputs[name], link) for link, name in zip(mine, _sockets(node), strict=True)
-                ],
-                "outputs": [
-                    {
-                        "name": name,
-                        "type": kind,
-                        "slot_index": slot,
-                        "links": [link[0] for link in links if link[1:3] == [numbers[key], slot]] or None,
-                    }
-                    for slot, (name, kind) in enumerate(node.outputs)
-                ],
-                "properties": properties,
-                "widgets_values": _widget_values(node),
-            }
-        )
     return {
         "version": 0.4,
         "last_node_id": len(nodes),
         "last_link_id": len(links),
-        "nodes": drawn,
+        "nodes": [
+            _drawn_node(node, numbers[key], order, links, version) for order, (key, node) in enumerate(nodes.items())
+        ],
         "links": links,
         "groups": [],
         "config": {},
         "extra": {},
+    }
+
+
+def _drawn_node(node: Node, number: int, order: int, links: list[list[Any]], version: str) -> dict[str, Any]:
+    into = [link for link in links if link[3] == number]
+    properties = {"Node name for S&R": node.type}
+    if node.type.startswith(OURS):
+        properties |= {"cnr_id": "h3core", "ver": version}  # so that a manager can offer the missing pack
+    return {
+        "id": number,
+        "type": node.type,
+        "title": node.title,
+        "pos": list(node.place),
+        "size": list(node.size),
+        "flags": {},
+        "order": order,
+        "mode": 0,
+        "inputs": [
+            _drawn_input(name, node.inputs[name], link) for link, name in zip(into, _sockets(node), strict=True)
+        ],
+        "outputs": [
+            {
+                "name": name,
+                "type": kind,
+                "slot_index": slot,
+                "links": [link[0] for link in links if link[1:3] == [number, slot]] or None,
+            }
+            for slot, (name, kind) in enumerate(node.outputs)
+        ],
+        "properties": properties,
+        "widgets_values": _widget_values(node),
     }
 
 

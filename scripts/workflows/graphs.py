@@ -34,9 +34,9 @@ def first_frame() -> dict[str, Node]:
         "load": load(),
         "first": load_image(FIRST_FRAME, "First frame", (0, 630)),
         "canvas": canvas("auto", (460, 0), image=first),
-        "media": media("H3EncodeFLMedia", {**CANVAS, "first_frame": first, "fit": "release", "strict": False}, 460),
-        "encode": encode(texts.FIRST_FRAME_PROMPT, CANVAS, x=860, media=Link(node="media")),
-        **from_sampler(x=1400),
+        "media": media("H3EncodeFLMedia", {**CANVAS, "first_frame": first, "fit": "release", "strict": False}, 860),
+        "encode": encode(texts.FIRST_FRAME_PROMPT, CANVAS, x=1260, media=Link(node="media")),
+        **from_sampler(x=1800),
     }
 
 
@@ -49,71 +49,21 @@ def fl2va() -> dict[str, Node]:
         "first": load_image(FIRST_FRAME, "First frame", (0, 630)),
         "last": load_image(LAST_FRAME, "Last frame", (0, 1030)),
         "canvas": canvas("auto", (460, 0), image=first),
-        "media": media("H3EncodeFLMedia", {**CANVAS, **pictures}, 460),
-        "encode": encode(texts.FL2VA_PROMPT, CANVAS, x=860, media=Link(node="media")),
-        **from_sampler(x=1400),
+        "media": media("H3EncodeFLMedia", {**CANVAS, **pictures}, 860),
+        "encode": encode(texts.FL2VA_PROMPT, CANVAS, x=1260, media=Link(node="media")),
+        **from_sampler(x=1800),
     }
 
 
 def ref2va() -> dict[str, Node]:
-    chain = "references", "H3_REFERENCES"
+    chain = Link(node="audio_reference")
     return {
         "note": note("References to video", texts.REF2VA_NOTE, (0, 250), 420),
         "load": load(),
-        "picture": load_image(PICTURE, "Load Image", (0, 730)),
-        "clip": Node(
-            type="LoadVideo",
-            title="Load Video",
-            inputs={"file": CLIP},
-            outputs=(("VIDEO", "VIDEO"),),
-            after_widget={"file": "image"},
-            place=(0, 1130),
-            size=(400, 340),
-        ),
-        "voice": Node(
-            type="LoadAudio",
-            title="Load Audio",
-            inputs={"audio": VOICE},
-            outputs=(("AUDIO", "AUDIO"),),
-            place=(0, 1530),
-            size=(400, 140),
-        ),
-        "image_reference": Node(
-            type="H3ReferenceImage",
-            title="H3 Reference Image",
-            inputs={"image": Link(node="picture"), "size": "diffusers"},
-            outputs=(chain,),
-            place=(460, 730),
-            size=(340, 130),
-        ),
-        "video_reference": Node(
-            type="H3ReferenceVideo",
-            title="H3 Reference Video",
-            inputs={
-                "video": Link(node="clip"),
-                "sound": True,
-                "start_time": 0.0,
-                "short_edge": 768,
-                "references": Link(node="image_reference"),
-            },
-            outputs=(chain,),
-            place=(460, 920),
-            size=(340, 220),
-        ),
-        "audio_reference": Node(
-            type="H3ReferenceAudio",
-            title="H3 Reference Audio",
-            inputs={"audio": Link(node="voice"), "references": Link(node="video_reference")},
-            outputs=(chain,),
-            place=(460, 1200),
-            size=(340, 110),
-        ),
+        **reference_sources(y=730),
+        **reference_chain(x=460, y=730),
         "canvas": canvas("16:9", (460, 0)),
-        "media": media(
-            "H3EncodeRefMedia",
-            {"references": Link(node="audio_reference"), **CANVAS, "fit": "release", "strict": False},
-            860,
-        ),
+        "media": media("H3EncodeRefMedia", {"references": chain, **CANVAS, "fit": "release", "strict": False}, 860),
         "encode": encode(texts.REF2VA_PROMPT, CANVAS, x=1260, media=Link(node="media")),
         **from_sampler(x=1800),
     }
@@ -149,6 +99,67 @@ def load_image(name: str, title: str, place: tuple[int, int]) -> Node:
     )
 
 
+def reference_sources(y: int) -> dict[str, Node]:
+    """The files of the references, below each other from ``y`` on."""
+    return {
+        "picture": load_image(PICTURE, "Load Image", (0, y)),
+        "clip": Node(
+            type="LoadVideo",
+            title="Load Video",
+            inputs={"file": CLIP},
+            outputs=(("VIDEO", "VIDEO"),),
+            after_widget={"file": "image"},
+            place=(0, y + 400),
+            size=(400, 340),
+        ),
+        "voice": Node(
+            type="LoadAudio",
+            title="Load Audio",
+            inputs={"audio": VOICE},
+            outputs=(("AUDIO", "AUDIO"),),
+            place=(0, y + 800),
+            size=(400, 140),
+        ),
+    }
+
+
+def reference_chain(x: int, y: int) -> dict[str, Node]:
+    """A picture, then a video, then a sound, below each other from ``y`` on."""
+    chain = "references", "H3_REFERENCES"
+    return {
+        "image_reference": Node(
+            type="H3ReferenceImage",
+            title="H3 Reference Image",
+            inputs={"image": Link(node="picture"), "size": "diffusers"},
+            outputs=(chain,),
+            place=(x, y),
+            size=(340, 130),
+        ),
+        "video_reference": Node(
+            type="H3ReferenceVideo",
+            title="H3 Reference Video",
+            inputs={
+                "video": Link(node="clip"),
+                "sound": True,
+                "start_time": 0.0,
+                "short_edge": 768,
+                "references": Link(node="image_reference"),
+            },
+            outputs=(chain,),
+            place=(x, y + 190),
+            size=(340, 220),
+        ),
+        "audio_reference": Node(
+            type="H3ReferenceAudio",
+            title="H3 Reference Audio",
+            inputs={"audio": Link(node="voice"), "references": Link(node="video_reference")},
+            outputs=(chain,),
+            place=(x, y + 470),
+            size=(340, 110),
+        ),
+    }
+
+
 def canvas(aspect: str, place: tuple[int, int], **sockets: Link) -> Node:
     return Node(
         type="H3Canvas",
@@ -167,7 +178,7 @@ def media(kind: str, inputs: dict[str, Any], x: int) -> Node:
         title=title,
         inputs={"engine": ENGINE, **inputs},
         outputs=(("media", "H3_MEDIA"),),
-        place=(x, 390),
+        place=(x, 480),
         size=(340, 340),
     )
 
@@ -179,7 +190,7 @@ def encode(prompt: str, size: dict[str, Any], x: int, **sockets: Link) -> Node:
         inputs={"engine": ENGINE, "prompt": prompt, **size, **sockets, "strict": False},
         outputs=(("conditioning", "H3_CONDITIONING"),),
         place=(x, 0),
-        size=(480, 660),
+        size=(480, 800),
     )
 
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from comfyui_h3.h3core.media.canvas import canvas_for_ratio
 from comfyui_h3.scripts.checkpoints import TINY_NAME
 from comfyui_h3.scripts.demo import model_choice
+from comfyui_h3.scripts.make_media import MEDIA
 from comfyui_h3.tests.browser.editor import Box, Editor, Playback
 from comfyui_h3.tests.host.conftest import ROOT
 
@@ -77,6 +80,18 @@ def finished(opened, host, screenshots):
     )
 
 
+def video_size(prompt):
+    """(width, height) that a workflow made small asks for: its own numbers, or what H3 Canvas makes of its ratio."""
+    canvases = [node["inputs"] for node in prompt.values() if node["class_type"] == "H3Canvas"]
+    if not canvases:
+        return WIDTH, HEIGHT
+    (canvas,) = canvases
+    if canvas["aspect"] != "auto":
+        return canvas_for_ratio(*map(int, canvas["aspect"].split(":")), SMALL["short_edge"])
+    with Image.open(MEDIA / prompt[canvas["image"][0]]["inputs"]["image"]) as picture:
+        return canvas_for_ratio(*picture.size, SMALL["short_edge"])
+
+
 @pytest.fixture
 def playback(finished):
     if finished.playback is None:
@@ -124,8 +139,8 @@ def test_nodes_do_not_cover_each_other(finished):
         assert beside or top1 + height1 <= top2 or top2 + height2 <= top1, f"{one} and {other} overlap"
 
 
-def test_video_plays_on_the_last_node(playback):
-    assert 0 < playback.width * playback.height <= WIDTH * HEIGHT
+def test_video_plays_on_the_last_node(finished, playback):
+    assert (playback.width, playback.height) == video_size(finished.prompt)
     assert playback.duration == pytest.approx(FRAMES / 24, abs=0.05)  # the sound may end an AAC frame later
     assert playback.seconds_played >= 0.3
     assert playback.num_frames_shown > 1

@@ -1,6 +1,7 @@
 """Keyframes and references through the engine: tasks, partitions, what is kept, what is refused, cancelling."""
 
 import dataclasses
+import gc
 import shutil
 from fractions import Fraction
 
@@ -18,6 +19,8 @@ from comfyui_h3.h3core.media.references import (
     ReferenceImage,
     ReferenceVideo,
 )
+from comfyui_h3.h3core.media_request import largest_clip_bytes, resolve_media
+from comfyui_h3.h3core.sampling.noise import Noise
 from comfyui_h3.h3core.types import Audio, Request
 
 SIZE = {"width": 64, "height": 64, "num_frames": 22}
@@ -182,14 +185,88 @@ def test_conditioning_of_the_other_weights_is_refused(tiny_h3, tiny_engine, refe
         engine.sample(conditioning)
 
 
+def test_tensor_that_differs_in_one_row_is_noticed(tiny_h3, tmp_path):
+    """A merged adapter, or a part that was trained on: the second encoder is then one of its own."""
+    from safetensors.torch import load_file, save_file
+
+    root = shutil.copytree(tiny_h3, tmp_path / "copy")
+    file = sorted((root / "Ref2VA/text_encoder").glob("*.safetensors"))[0]
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.weight"))
+    tensors[name][1:] += 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    names = Engine(EngineConfig(checkpoint=root, device="cpu"))._parts.names
+    assert names["ref2va", "text_encoder"] == "text_encoder of ref2va"
+
+
+def test_one_clip_is_in_memory_at_a_time(tiny_engine):
+    alive = []
+
+    def on_medium(name):
+        def progress(done, total):
+            if name.startswith("Reading"):
+                gc.collect()
+                shapes = [tuple(thing.shape) for thing in gc.get_objects() if type(thing) is torch.Tensor]
+                alive.append(shapes.count((22, 64, 64, 3)))
+
+        return progress
+
+    clips = tuple(ReferenceVideo(clip=noise_clip(seed), soundtrack=None, short_edge=64) for seed in (21, 22))
+    tiny_engine.encode_media(MediaRequest(**SIZE, references=clips), on_medium=on_medium)
+    assert max(alive) == 1
+
+
+def test_clip_that_memory_cannot_hold_is_refused_before_it_is_read(tiny_engine):
+    frame = torch.zeros(1, 64, 64, 3, dtype=torch.uint8).expand(3600, -1, -1, -1)
+    clip = MemoryClip(frame, Fraction(24))
+    request = MediaRequest(width=64, height=64, num_frames=3592, references=(ReferenceVideo(clip=clip),))
+    wanted = 3592 * 768 * 768 * 3
+    assert largest_clip_bytes(*resolve_media(request)[:2]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"short_edge": 0}, "short_edge=0"),
+        ({"short_edge": -64}, "short_edge=-64"),
+        ({"start_s": 100.0}, "100"),
+        ({"clip": noise_clip(num_frames=15)}, "at least 22 frames"),
+    ],
+)
+def test_clip_that_cannot_be_used_is_refused_before_any_weight_is_read(tiny_h3, change, words):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
+    references = (IMAGE, dataclasses.replace(VIDEO, **change))
+    with pytest.raises(RequestError, match=words):
+        engine.encode_media(dataclasses.replace(REFERENCES, references=references))
+    assert not engine._weights._loaded
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"fit": "banana"}, "fit='banana'"), ({"references": (dataclasses.replace(IMAGE, size="huge"),)}, "size='huge'")],
+)
+def test_choice_that_does_not_exist_is_refused(tiny_engine, change, words):
+    with pytest.raises(RequestError, match=words):
+        tiny_engine.encode_media(dataclasses.replace(REFERENCES, **change))
+
+
+def test_noise_must_fit_the_conditions(tiny_engine, references):
+    conditioning = tiny_engine.encode(Request(prompt="a cat", **SIZE), references)
+    noise = Noise.draw(conditioning.request, 1, video_channels=24, audio_channels=32)
+    with pytest.raises(RequestError, match="noise of conditions"):
+        tiny_engine.sample(conditioning, noise=noise)
+
+
 def test_second_partition_that_is_incomplete_does_not_keep_the_first_from_working(tiny_h3, tmp_path, caplog):
     root = shutil.copytree(tiny_h3, tmp_path / "copy")
     next((root / "Ref2VA/transformer").glob("*.safetensors")).unlink()
     engine = Engine(EngineConfig(checkpoint=root, device="cpu"))
     assert "ref2va weights cannot be used" in caplog.text
     assert list(engine.checkpoints.opened) == ["fl2va"]
-    with pytest.raises(CheckpointError, match="shards"):
-        engine.encode_media(REFERENCES)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="shards") as info:
+            engine.encode_media(REFERENCES)
+    assert len(info.traceback) < 6  # one error a refusal, not one that grows
 
 
 @pytest.mark.parametrize("name", ["FL2VA", "Ref2VA"])
@@ -226,9 +303,9 @@ def test_damaged_vae_is_named(tiny_h3):
     engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", precision="float32"))
     engine.encode_media(KEYFRAMES)
     engine._weights._loaded["video_encoder"].quant_conv.weight.fill_(torch.nan)
-    engine._results.clear()
-    with pytest.raises(OutputError, match=r"keyframe 1.*not finite"):
-        engine.encode_media(KEYFRAMES)
+    for _ in range(2):  # what is not finite is not kept
+        with pytest.raises(OutputError, match=r"keyframe 1.*not finite"):
+            engine.encode_media(dataclasses.replace(KEYFRAMES, keyframes=(Keyframe(pixels=noise_picture(77)),)))
 
 
 def test_unusual_media_are_noticed_or_refused_when_strict(tiny_engine):

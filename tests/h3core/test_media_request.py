@@ -60,6 +60,7 @@ def ask(references=(), keyframes=(), **fields):
         ([], [keyframe(2)], ("frame 2", "use 1 or 5")),
         ([], [keyframe(16)], ("frame 16", "use 13 or 17")),
         ([], [keyframe(50)], ("frame 50", "use 47 or 51")),
+        ([], [keyframe(121)], ("frame 121", "use 120 (17k", "-1 for the last")),
     ],
 )
 def test_impossible_media_are_refused_with_the_remedy(references, keyframes, words):
@@ -129,15 +130,15 @@ def test_keyframe_may_stand_where_a_latent_frame_begins_and_at_the_end(frame):
 @pytest.mark.parametrize(
     ("references", "keyframes", "words"),
     [
-        ([image(200, 300)], [], "<Picture 1> is 200x300; the hosted service takes sides of 256 to 5760"),
-        ([image(), image(5800, 3000)], [], "<Picture 2> is 5800x3000"),
+        ([image(200, 300)], [], "reference picture 1 is 200x300; the hosted service takes sides of 256 to 5760"),
+        ([image(), image(5800, 3000)], [], "reference picture 2 is 5800x3000"),
         ([image(900, 300)], [], "ratios of 2:5 to 5:2"),
-        ([video(1.5)], [], "<Video 1> is 1.5 s long; the hosted service takes 2 to 15 s"),
-        ([video(16)], [], "<Video 1> is 16.0 s long"),
+        ([video(1.5)], [], "reference video 1 is 1.5 s long; the hosted service takes 2 to 15 s"),
+        ([video(16)], [], "reference video 1 is 16.0 s long"),
         ([video(8), video(8)], [], "the reference videos are 16.0 s together"),
         ([image(), sound(1)], [], "reference sound 1 is 1.0 s long"),
         ([image(), sound(8), sound(8)], [], "the reference sounds are 16.0 s together"),
-        ([video(4, fps=12)], [], "<Video 1> has 12 frames a second"),
+        ([video(4, fps=12)], [], "reference video 1 has 12 frames a second"),
         ([], [keyframe(0, 64, 64)], "keyframe at frame 0 is 64x64 and is stretched to 96x64"),
         ([], [keyframe(17)], "between the first and the last"),
     ],
@@ -177,10 +178,11 @@ def encoded(num_pictures=1, num_videos=0, num_sounds=0, task="ref2va"):
 @pytest.mark.parametrize(
     ("prompt", "counts", "words"),
     [
-        ("<Picture 3> dances", (1, 0, 0), ("<Picture 3>", "<Picture 1> to <Picture 1>")),
+        ("<Picture 3> dances", (1, 0, 0), ("<Picture 3>", "connected is <Picture 1>;")),
         ("<Picture 0> dances", (1, 0, 0), ("<Picture 0>",)),
+        ("<Picture 01> dances", (1, 0, 0), ("<Picture 01>", "write <Picture 1>")),
         ("<Video 1> dances", (1, 0, 0), ("<Video 1>", "connect it, or remove it")),
-        ("<Audio 2> sings", (0, 1, 1), ("<Audio 2>", "<Audio 1>")),
+        ("<Audio 2> sings", (0, 1, 1), ("<Audio 2>", "<Video 1>, <Audio 1>")),
         ("<Picture 99999999999999999999> dances", (1, 0, 0), ("<Picture 99999",)),
         ("<Picture 1> dances", (0, 0, 0), ("no media",)),
     ],

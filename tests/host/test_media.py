@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 from comfyui_h3.scripts.checkpoints import TINY_NAME, tiny_checkpoint
 from comfyui_h3.scripts.comfy_host import PromptRefused
@@ -87,6 +88,62 @@ def test_other_media_make_another_video(host, media_prompt, open_video):
         with open_video(run(host, queued)) as file:
             videos.append(read(file)[0].astype(int))
     assert np.abs(videos[0] - videos[1]).mean() > 0.5
+
+
+@pytest.fixture
+def picture_files(host):
+    """Frame -> (file of an unusual form, PNG that shows the same), in the host's input folder."""
+    folder = host.base_dir / "input"
+    photo = np.zeros((64, 96, 3), np.uint8)
+    photo[:32, :48, 0] = photo[:, 80:, 1] = 200
+    turned = Image.Exif()
+    turned[0x0112] = 8  # to be shown a quarter turn to the left
+    palette = Image.fromarray(photo).quantize(8)
+    deep = np.arange(64 * 96, dtype=np.uint16).reshape(64, 96) * 10
+    forms = {
+        0: ("one.png", Image.new("RGB", (1, 1), (10, 200, 90)), {}),
+        1: ("turned.jpg", Image.fromarray(photo), {"exif": turned}),
+        5: ("palette.png", palette, {"transparency": 0}),
+        9: ("gray.jpg", Image.fromarray(photo).convert("L"), {}),
+        13: ("deep.png", Image.fromarray(deep), {}),
+    }
+    files = {}
+    for frame, (name, image, options) in forms.items():
+        image.save(folder / name, **options)
+        with Image.open(folder / name) as file:
+            shown = ImageOps.exif_transpose(file).convert("RGB")
+        shown.save(folder / f"same_as_{name}.png")
+        files[frame] = (name, f"same_as_{name}.png")
+    assert Image.open(folder / "deep.png").mode == "I;16"
+    return files
+
+
+def keyframe_prompt(prompt, files):
+    """The shipped first-frame workflow with a chain of keyframes: frame -> file."""
+    chain = {}
+    for frame, name in files.items():
+        prompt[f"file{frame}"] = {"class_type": "LoadImage", "inputs": {"image": name}}
+        links = {"image": [f"file{frame}", 0], "frame": frame, **chain}
+        prompt[f"keyframe{frame}"] = {"class_type": "H3Keyframe", "inputs": links}
+        chain = {"keyframes": [f"keyframe{frame}", 0]}
+    (media,) = (node["inputs"] for node in prompt.values() if node["class_type"] == "H3EncodeFLMedia")
+    del media["first_frame"]
+    media.update(chain)
+    return prompt
+
+
+def test_picture_files_of_every_form_are_keyframes(host, media_prompt, open_video, picture_files):
+    forms = {frame: name for frame, (name, _) in picture_files.items()}
+    plain = {frame: name for frame, (_, name) in picture_files.items()}
+    plain[13] = forms[13]  # what a host makes of 16 bits is its own: this one clips them to 8
+    Image.open(host.base_dir / "input" / plain[1]).rotate(180).save(host.base_dir / "input" / "other_way.png")
+    videos = []
+    for files in (forms, plain, plain | {1: "other_way.png"}):
+        with open_video(run(host, keyframe_prompt(media_prompt("first_frame"), files))) as file:
+            videos.append(read(file)[0].astype(int))
+    assert "the keyframe at frame 0 is 1x1 and is stretched to 96x64" in host.log()
+    assert np.array_equal(videos[0], videos[1])
+    assert np.abs(videos[1] - videos[2]).mean() > 0.1
 
 
 def test_medium_that_the_prompt_does_not_name_is_noticed(host, media_prompt):

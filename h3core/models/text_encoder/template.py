@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
+from comfyui_h3.h3core.models.text_encoder.tokens import CONTROL_TOKENS, MAX_TOKENS
 from comfyui_h3.h3core.models.text_encoder.vision import PixelLimits, VisualPatches, image_patches, video_patches
 from comfyui_h3.h3core.types import TEXT, VIDEO, EncodedMedium
 
@@ -24,25 +25,6 @@ RELEASE_IDS = {
     "<d></d><|cutoff|><|lyrics_start|><|lyrics_end|><|caption_start|><|caption_end|>": list(range(151_669, 151_676)),
     "<Picture 1>: ": [21604, 3826, 220, 16, 26818, 220],
 }
-MAX_TOKENS = 262_144  # positions of the encoder
-
-CONTROL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-"""Typed by a user these would become pad rows without pixels, or end a segment early: refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,8 +6,9 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 
-from comfyui_h3.h3core.models.text_encoder.template import CONTROL_TOKENS
+from comfyui_h3.h3core.models.text_encoder.tokens import CONTROL_TOKENS
 from comfyui_h3.h3core.prompt.context import PromptContext
 from comfyui_h3.h3core.prompt.findings import Finding, error, excerpt, warning
 from comfyui_h3.h3core.prompt.grammar import BASE_SECTIONS, REFERENCE_SECTIONS
@@ -42,6 +43,7 @@ _BRACKETS |= {
 SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 WITHIN_MARKERS = "：＃"  # usual in front of a marker, and wrong only inside one
 INVISIBLE = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
+OF_OTHER_SCRIPTS = "\u200c\u200d\u3000"  # joiners and the wide space: usual there, wrong at a marker
 _BIDI = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u061c"
 _FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _PLAIN = str.maketrans(
@@ -54,6 +56,9 @@ _PLAIN = str.maketrans(
     }
 )
 """One letter for one, so that places stay the same."""
+_ODD = re.compile(
+    f"[{re.escape(DOUBLE_QUOTES + SINGLE_QUOTES + ''.join(_BRACKETS) + SPACES + INVISIBLE + WITHIN_MARKERS)}]"
+)
 _MARKER = re.compile(
     r"</?d>|<scenetrans>|<cutoff>|\[Shot \d{1,4}\](?: At \d\d:\d\d\.\d{3})?|(?<=<d>)\[[^\[\]\r\n]{1,40}\]"
     r"|<(?:Subject|Picture|Video|Audio) \d{1,6}>|\(S\d{1,3}(?:,S\d{1,3}){0,20}\)"
@@ -70,40 +75,31 @@ def lookalikes(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding
     Double quotes are markers themselves: visible text stands in them. Spoken words and visible text keep their own
     punctuation.
     """
-    odd = re.compile(
-        f"[{re.escape(DOUBLE_QUOTES + SINGLE_QUOTES + ''.join(_BRACKETS) + SPACES + INVISIBLE + WITHIN_MARKERS)}]"
-    )
-    if not odd.search(parsed.text):
+    if not _ODD.search(parsed.text):
         return
     plain = parsed.text.translate(_PLAIN)
     markers = [found.span() for found in _MARKER.finditer(plain)]
-    starts = [start for start, _ in markers]
     free = _own_punctuation(parsed.text, plain)
-    free_starts = [start for start, _ in free]
     elsewhere: dict[str, list[int]] = {}
-    for found in odd.finditer(parsed.text):
+    for found in _ODD.finditer(parsed.text):
         place, letter = found.start(), found[0]
-        blank = letter in SPACES + INVISIBLE
-        near = [markers[i] for i in range(*_around(starts, place)) if markers[i][0] - 1 <= place <= markers[i][1]]
-        inside = [span for span in near if span[0] <= place < span[1]]
-        exempt = not blank and _within(free, free_starts, place)
-        if inside or (near and not exempt and letter not in WITHIN_MARKERS):
-            span = (inside or near)[0]
+        allowed = letter in WITHIN_MARKERS or (letter not in SPACES + INVISIBLE and _is_within(free, place))
+        marker = _marker_at(markers, place, touching=not allowed)
+        if marker is not None:
             yield error(
                 "odd-character",
-                f"{_named(letter)} at {excerpt(parsed.text[span[0] : span[1]])}: the marker is read as other tokens; "
+                f"{_named(letter)} at {excerpt(parsed.text[slice(*marker)])}: the marker is read as other tokens; "
                 "replace it by the plain character",
                 parsed.line_of(place),
             )
-        elif not exempt and letter in DOUBLE_QUOTES:
+        elif not allowed and letter in DOUBLE_QUOTES:
             yield error(
                 "odd-quotes",
                 f"{_named(letter)}: visible text stands in plain double quotes; these are other tokens, replace them",
                 parsed.line_of(place),
             )
-        elif not exempt and letter not in WITHIN_MARKERS + "\u200c\u200d\u3000":
-            kind = "apostrophes" if letter in SINGLE_QUOTES else "spaces" if blank else "brackets"
-            elsewhere.setdefault(kind, []).append(place)
+        elif not allowed and letter not in OF_OTHER_SCRIPTS:
+            elsewhere.setdefault(_kind(letter), []).append(place)
     for kind, places in elsewhere.items():
         yield warning(
             f"odd-{kind}",
@@ -113,10 +109,19 @@ def lookalikes(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding
         )
 
 
-def _around(starts: list[int], place: int) -> tuple[int, int]:
-    """Indices of the markers that may touch ``place``: the last that begins before it, and the next."""
-    index = bisect_right(starts, place)
-    return max(0, index - 1), min(len(starts), index + 1)
+def _marker_at(markers: list[tuple[int, int]], place: int, *, touching: bool) -> tuple[int, int] | None:
+    """The marker with ``place`` inside it or, with ``touching``, right in front of it or behind it."""
+    index = bisect_right(markers, place, key=itemgetter(0))
+    near = markers[max(0, index - 1) : index + 1]
+    inside = [(start, end) for start, end in near if start <= place < end]
+    beside = [(start, end) for start, end in near if touching and start - 1 <= place <= end]
+    return next(iter(inside + beside), None)
+
+
+def _kind(letter: str) -> str:
+    if letter in SINGLE_QUOTES:
+        return "apostrophes"
+    return "spaces" if letter in SPACES + INVISIBLE else "brackets"
 
 
 def _own_punctuation(text: str, plain: str) -> list[tuple[int, int]]:
@@ -134,8 +139,8 @@ def _own_punctuation(text: str, plain: str) -> list[tuple[int, int]]:
     return spans + [quoted.span() for quoted in _QUOTED.finditer(text, position)]
 
 
-def _within(spans: list[tuple[int, int]], starts: list[int], place: int) -> bool:
-    index = bisect_right(starts, place) - 1
+def _is_within(spans: list[tuple[int, int]], place: int) -> bool:
+    index = bisect_right(spans, place, key=itemgetter(0)) - 1
     return index >= 0 and spans[index][0] <= place < spans[index][1]
 
 

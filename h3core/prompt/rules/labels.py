@@ -144,10 +144,10 @@ def attached(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]:
         if count is None or number <= count or (kind, number) in reported:
             continue
         reported.add((kind, number))
-        there = f"only {count} of that kind" if count else "nothing of that kind"
+        there = f"only {count} of that kind {_is(count)}" if count else "nothing of that kind is"
         yield error(
             "label-without-media",
-            f"{written} is named, and {there} is connected; connect it or remove the label",
+            f"{written} is named, and {there} connected; connect it or remove the label",
             parsed.line_of(place),
         )
 
@@ -167,14 +167,21 @@ def cited(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]:
             continue
         label = "Picture {}" if context.mode == FIRST_LAST else f"<{kind} {{}}>"
         names = ", ".join(label.format(number) for number in missing[:10])
+        it = "it is" if len(missing) == 1 else "they are"
         if named:
-            yield warning("media-uncited", f"{names} is connected and never named; say what it is for")
+            yield warning("media-uncited", f"{names} {_is(len(missing))} connected and never named; say what {it} for")
         else:
             yield error(
-                "media-uncited", f"{names} is connected and no {kind} is named; say what it is for, or disconnect it"
+                "media-uncited",
+                f"{names} {_is(len(missing))} connected and no {kind} is named; say what {it} for, or disconnect "
+                f"{'it' if len(missing) == 1 else 'them'}",
             )
     if context.mode == FIRST_LAST:
         yield from _brackets(parsed)
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _without_soundtracks(missing: list[int], context: PromptContext) -> list[int]:

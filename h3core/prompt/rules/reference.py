@@ -31,6 +31,7 @@ _RETENTION = re.compile(
     r"<(?P<kind>Subject|Picture|Video|Audio) (?P<number>[1-9]\d{0,5})>(?: \((?P<where>[^()]{1,400})\))?: "
     r"(?P<marker>[A-Za-z_]{1,40}) - (?P<note>\S.*)"
 )
+_RETENTION_LABEL = re.compile(r"[ \t*-]{0,6}<(Subject|Picture|Video|Audio) ([1-9]\d{0,5})>")
 _SHOT_NUMBER = re.compile(r"\[Shot ([1-9]\d{0,3})\]")
 NEEDS = {VIDEO_EDITING: VIDEO, VIDEO_CONTINUATION: VIDEO, AUDIO_REUSE: AUDIO, AUDIO_REFERENCE: AUDIO}
 
@@ -75,7 +76,7 @@ def retention(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]
     if context.mode != REF2VA or parsed.section(RETENTION) is None:
         return
     defined = definitions(parsed)
-    numbers = {shot.number for shot in parsed.shots}
+    shots = {shot.number for shot in parsed.shots}
     seen: set[tuple[str, int]] = set()
     for start, text in lines_of(parsed, RETENTION):
         line = parsed.line_of(start)
@@ -87,31 +88,41 @@ def retention(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]
                 "<Subject 1> (appears in [Shot 1]): fully_preserved - what is kept",
                 line,
             )
-            loose = re.match(r"[ \t*-]{0,6}<(Subject|Picture|Video|Audio) ([1-9]\d{0,5})>", text)
+            loose = _RETENTION_LABEL.match(text)
             if loose:
                 seen.add((loose[1], int(loose[2])))
             continue
         label = (entry["kind"], int(entry["number"]))
-        name = f"<{label[0]} {label[1]}>"
-        if entry["marker"] not in markers_of(label[0]):
-            yield error(
-                "retention-marker",
-                f"{entry['marker']} does not fit {name}; use one of {', '.join(markers_of(label[0]))}",
-                line,
-            )
         if label in seen:
-            yield error("retention-twice", f"{name} has a second line; keep one for each label", line)
+            yield error("retention-twice", f"{_written(label)} has a second line; keep one for each label", line)
         seen.add(label)
         if label not in defined and label[0] != SUBJECT:
-            yield warning("retention-undefined", f"{name} has a line here and none that defines it; add one", line)
-        if label[0] == SUBJECT and not entry["where"]:
-            yield warning("retention-shots", f"{name} does not say where; write (appears in [Shot 1])", line)
-        unknown = [n for n in map(int, _SHOT_NUMBER.findall(entry["where"] or "")) if n not in numbers]
-        if unknown and parsed.shots:
-            yield warning("retention-shots", f"{name} names Shot {unknown[0]}, which the video does not have", line)
-    for kind, number in defined:
-        if (kind, number) not in seen:
-            yield error("retention-missing", f"<{kind} {number}> is defined and has no line in {RETENTION}:; add it")
+            yield warning(
+                "retention-undefined", f"{_written(label)} has a line here and none that defines it; add one", line
+            )
+        yield from _retained(entry, shots, line)
+    for label in defined:
+        if label not in seen:
+            yield error("retention-missing", f"{_written(label)} is defined and has no line in {RETENTION}:; add it")
+
+
+def _retained(entry: re.Match[str], shots: set[int | None], line: int) -> Iterator[Finding]:
+    """The marker of one line, and where it says that its label is seen. shots: the numbers that the video has."""
+    kind, where = entry["kind"], entry["where"]
+    name = f"<{kind} {entry['number']}>"
+    if entry["marker"] not in markers_of(kind):
+        yield error(
+            "retention-marker", f"{entry['marker']} does not fit {name}; use one of {', '.join(markers_of(kind))}", line
+        )
+    if kind == SUBJECT and not where:
+        yield warning("retention-shots", f"{name} does not say where; write (appears in [Shot 1])", line)
+    unknown = [number for number in map(int, _SHOT_NUMBER.findall(where or "")) if number not in shots]
+    if unknown and shots:
+        yield warning("retention-shots", f"{name} names Shot {unknown[0]}, which the video does not have", line)
+
+
+def _written(label: tuple[str, int]) -> str:
+    return f"<{label[0]} {label[1]}>"
 
 
 def speakers(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]:

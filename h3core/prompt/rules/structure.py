@@ -12,8 +12,6 @@ from comfyui_h3.h3core.prompt.grammar import (
     BASE_MAIN,
     FIRST_FRAME_LINE,
     FIRST_LINE_PATTERNS,
-    NUM_KEYFRAMES,
-    PICTURE,
     REF2VA,
     REFERENCE_MAIN,
     T2VA,
@@ -88,19 +86,12 @@ def _order(parsed: ParsedPrompt, found: list[Section], wanted: tuple[str, ...]) 
 def opening(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]:
     """What stands above the sections: nothing, or exactly the mode's first line and one blank line."""
     text = parsed.opening.replace("\r\n", "\n").replace("\r", "\n")
-    if context.mode in NUM_KEYFRAMES and context.mode != T2VA and not context.has_first_line:
-        places = "" if context.keyframes is None else f" (frame {', '.join(map(str, context.keyframes))})"
-        yield warning(
-            "first-line-unknown",
-            f"the format knows a first line for first and last frame, and none for these {context.attached(PICTURE)} "
-            f"keyframes{places}; say in words where each stands",
-        )
-        return
-    if not parsed.sections:
+    if context.mode not in (T2VA, REF2VA) and not context.has_first_line:
+        yield _unknown(context)
+    elif not parsed.sections:
         if context.has_first_line and not text.startswith(FIRST_LINE_STARTS):
             yield _absent(parsed, context)
-        return
-    if context.mode in (T2VA, REF2VA):
+    elif context.mode in (T2VA, REF2VA):
         if text.strip():
             yield error(
                 "text-before-sections",
@@ -108,21 +99,43 @@ def opening(parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]:
                 f"{sections_of(context.mode)[0]}:",
                 1,
             )
-        return
-    if not text.strip():
+    elif not text.strip():
         yield _absent(parsed, context)
-        return
-    line, _, rest = text.partition("\n")
+    else:
+        line, _, rest = text.partition("\n")
+        yield from _first_line(line, parsed, context)
+        yield from _behind_first_line(rest)
+
+
+def _unknown(context: PromptContext) -> Finding:
+    places = "" if context.keyframes is None else f" (frame {', '.join(map(str, context.keyframes))})"
+    return warning(
+        "first-line-unknown",
+        f"the format knows a first line for first and last frame, and none for {context.these_keyframes}{places}; "
+        "say in words where each stands",
+    )
+
+
+def _absent(parsed: ParsedPrompt, context: PromptContext) -> Finding:
+    wanted = _wanted_first_line(parsed, context)
+    return warning("first-line-absent", f"the first line of mode={context.mode} is missing; it is: {wanted}", 1)
+
+
+def _first_line(line: str, parsed: ParsedPrompt, context: PromptContext) -> Iterator[Finding]:
     stated = FIRST_LINE_PATTERNS[context.mode].fullmatch(line)
-    if stated is None:
+    if stated is not None:
+        yield from _stated(stated.groupdict(), parsed, context)
+    else:
         yield error(
             "first-line",
             f"the first line is not the one of mode={context.mode}{_difference(line, context)}; "
             f"it must be: {_wanted_first_line(parsed, context)}",
             1,
         )
-    else:
-        yield from _stated(stated.groupdict(), parsed, context)
+
+
+def _behind_first_line(rest: str) -> Iterator[Finding]:
+    """rest: from the first line's own line end to the sections."""
     if not rest.startswith("\n"):
         yield error("first-line-blank", "no blank line follows the first line; put one there", 1)
     elif rest.strip():
@@ -146,11 +159,6 @@ def _stated(stated: dict[str, str], parsed: ParsedPrompt, context: PromptContext
             f"write {context.seconds}",
             1,
         )
-
-
-def _absent(parsed: ParsedPrompt, context: PromptContext) -> Finding:
-    wanted = _wanted_first_line(parsed, context)
-    return warning("first-line-absent", f"the first line of mode={context.mode} is missing; it is: {wanted}", 1)
 
 
 def _difference(line: str, context: PromptContext) -> str:

@@ -210,6 +210,19 @@ def test_broken_config_is_refused(copy, text):
     assert "config.json" in refused(copy)
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        "tokenizer/tokenizer_config.json",
+        "processor/preprocessor_config.json",
+        "processor/video_preprocessor_config.json",
+    ],
+)
+def test_missing_small_file_is_named_before_any_weight_is_read(copy, file):
+    (copy / "FL2VA" / file).unlink()
+    assert file in refused(copy)
+
+
 def test_missing_config_value_is_named(copy):
     edit_json(copy / "FL2VA/transformer/config.json", lambda v: v.pop("ffn_hidden_size"))
     assert "ffn_hidden_size" in refused(copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -9,10 +10,17 @@ from typing import Any
 
 import av
 import numpy as np
+import torch
+from torch import Tensor
 
 WIDTH, HEIGHT = 256, 64
 BAR_WIDTH = 8
 PIXELS_PER_SECOND = 60
+BAR_S = 0.002  # how exactly a bar tells the time: an eighth of a pixel
+SLOT_S = 1 / 24
+EDGE = 64  # short edge of the canvas in tests: that of the bar's own 4:1 picture
+NTSC_FILM, NTSC = Fraction(24000, 1001), Fraction(30000, 1001)
+RATES = (NTSC_FILM, Fraction(24), Fraction(25), NTSC, Fraction(30), Fraction(50), Fraction(60))
 LOSSLESS = {"crf": "0", "preset": "ultrafast"}
 
 
@@ -29,6 +37,29 @@ def time_of(frame: np.ndarray) -> float:
     row[row < 40] = 0
     centre = (row * (np.arange(len(row)) + 0.5)).sum() / row.sum() * WIDTH / len(row)
     return (centre - BAR_WIDTH / 2) / PIXELS_PER_SECOND
+
+
+def times_shown(frames: Tensor) -> list[float]:
+    """Seconds that the bar shows, of each frame."""
+    return [time_of(frame.numpy()) for frame in frames]
+
+
+def bar_pixels(rate: Fraction | int, num_frames: int) -> Tensor:
+    """(F, HEIGHT, WIDTH, 3) uint8: the bar at ``rate``."""
+    return torch.from_numpy(np.stack([bar_at(index / Fraction(rate)) for index in range(num_frames)]))
+
+
+def bar_file(folder: Path, rate: Fraction, seconds: float = 2.0, name: str = "bar.mp4", **options: Any) -> Path:
+    """The bar at ``rate`` as a file; options: of ``write_clip``."""
+    num_frames = math.ceil(seconds * rate)
+    return write_clip(folder / name, (bar_at(index / rate) for index in range(num_frames)), rate=rate, **options)
+
+
+def click_at(seconds: float, rate: int = 48000, length_s: float = 2.0, num_channels: int = 2) -> np.ndarray:
+    """Silence, then full sound from ``seconds`` on."""
+    sound = np.zeros((num_channels, round(rate * length_s)), np.float32)
+    sound[:, round(rate * seconds) :] = 0.5
+    return sound
 
 
 def corners(width: int = 64, height: int = 48) -> np.ndarray:

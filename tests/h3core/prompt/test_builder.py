@@ -13,7 +13,6 @@ from comfyui_h3.h3core.prompt import (
     Shot,
     build,
     check,
-    dialogue,
     read_lines,
     read_shots,
     read_task_types,
@@ -164,18 +163,6 @@ def test_fields_of_the_other_kind_of_mode_are_refused():
 def test_more_than_two_keyframes_have_no_first_line():
     with pytest.raises(RequestError, match="no first line for these 3 keyframes"):
         build(FIELDS, context("first_last", num_pictures=3))
-
-
-def test_dialogue_is_marked_with_its_language():
-    assert dialogue("Chinese", "早上好！") == "<d>[Chinese] 早上好！</d>"
-
-
-@pytest.mark.parametrize(
-    ("language", "words"), [("", "a"), ("中文", "a"), ("[English]", "a"), ("English", " "), ("English", "</d>")]
-)
-def test_dialogue_that_cannot_be_marked_is_refused(language, words):
-    with pytest.raises(RequestError):
-        dialogue(language, words)
 
 
 @pytest.mark.parametrize(

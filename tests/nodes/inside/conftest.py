@@ -29,3 +29,12 @@ def host_folders(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", others)
     monkeypatch.setattr(folder_paths, "output_directory", str(output))
     return models, output
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Lines that nodes put on themselves."""
+    lines = []
+    for module in ("encode_media", "references", "canvas", "progress"):
+        monkeypatch.setattr(f"comfyui_h3.nodes.{module}.show_text", lines.append)
+    return lines

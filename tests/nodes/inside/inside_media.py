@@ -1,4 +1,4 @@
-"""Media on their way in: the host's IMAGE, AUDIO and VIDEO, chains of keyframes and references, the canvas."""
+"""Media on their way in: the host's IMAGE, AUDIO and VIDEO, chains of keyframes and references."""
 
 import io
 from fractions import Fraction
@@ -7,12 +7,14 @@ import pytest
 import torch
 from comfy_api.latest import Input, InputImpl, Types
 
+from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media.clips import FileClip, MemoryClip
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.types import Audio, Frames
 from comfyui_h3.nodes import audio as host_audio
-from comfyui_h3.nodes.canvas import H3Canvas
+from comfyui_h3.nodes.decode_audio import H3DecodeAudio
+from comfyui_h3.nodes.decode_video import H3DecodeVideo
 from comfyui_h3.nodes.encode_fl_media import H3EncodeFLMedia, H3Keyframe
 from comfyui_h3.nodes.encode_media import labels
 from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
@@ -27,15 +29,6 @@ from comfyui_h3.nodes.video import H3Video, clip_from_host
 
 RATE = 16000
 HAS_TRIM = hasattr(Input.Video, "as_trimmed")
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """Lines that nodes put on themselves."""
-    lines = []
-    for module in ("encode_media", "references", "canvas", "progress"):
-        monkeypatch.setattr(f"comfyui_h3.nodes.{module}.show_text", lines.append)
-    return lines
 
 
 def image(height=64, width=96, channels=3, batch=1, value=0.5):
@@ -147,6 +140,12 @@ def test_batch_of_sounds_gives_its_first_with_a_notice(shown):
 def test_what_is_no_sound_is_refused(audio, remedy):
     with pytest.raises(RequestError, match=remedy):
         H3ReferenceAudio.execute(audio)
+
+
+def test_audio_of_a_video_may_be_a_batch():
+    clip, notices = host_audio.first_clip(sound(batch=3), "the audio")
+    assert clip.samples.shape == (2, RATE)
+    assert notices == ("the audio is a batch of 3; only its first clip is used",)
 
 
 @pytest.mark.parametrize("num_samples", [0, 1])
@@ -337,13 +336,23 @@ def test_prompt_and_media_condition_the_same_video(tiny_engine, media, shown):
     assert latents.video.shape == (24, 7, 4, 6)
 
 
+def test_each_stage_asks_for_room_for_what_it_gets(tiny_engine, media, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Engine, "missing_bytes", lambda self, stage, given=None: asked.append((stage, given)) or 0)
+    conditioning = H3EncodePrompt.execute(tiny_engine, "<Picture 1>, <Video 1>, <Audio 2>", 96, 64, 22, media)[0]
+    latents = H3SampleDiT.execute(tiny_engine, conditioning, 1, 2)[0]
+    H3DecodeAudio.execute(tiny_engine, latents)
+    H3DecodeVideo.execute(tiny_engine, latents)
+    assert asked == [("encode", media), ("sample", conditioning), ("decode_audio", latents), ("decode_video", latents)]
+
+
 def test_medium_that_the_prompt_does_not_name_is_noticed(tiny_engine, media, shown):
     H3EncodePrompt.execute(tiny_engine, "<Picture 1>, <Video 1> and <Audio 1>", 96, 64, 22, media)
     assert "<Audio 2> is connected, but the prompt does not name it" in shown[-1]
 
 
 def test_label_without_its_medium_is_refused(tiny_engine, media):
-    with pytest.raises(RequestError, match="names <Picture 2>, but only <Picture 1> to <Picture 1>"):
+    with pytest.raises(RequestError, match="names <Picture 2>, and what is connected is <Picture 1>, "):
         H3EncodePrompt.execute(tiny_engine, "<Picture 2>", 96, 64, 22, media)
 
 
@@ -368,55 +377,3 @@ def test_keyframes_beside_references_have_no_label(tiny_engine, references):
     media = H3EncodeRefMedia.execute(tiny_engine, references[:1], 96, 64, 22, "release", keyframes)[0]
     assert [medium.condition.kind for medium in media.media] == ["keyframe", "image"]
     assert labels(media) == ["<Picture 1>"]
-
-
-# Canvas
-
-
-@pytest.mark.parametrize(
-    ("aspect", "size"),
-    [
-        ("16:9", (1344, 768)),
-        ("21:9", (1536, 672)),
-        ("4:3", (1024, 768)),
-        ("1:1", (768, 768)),
-        ("3:4", (768, 1024)),
-        ("9:16", (768, 1344)),
-    ],
-)
-def test_canvas_has_the_sizes_of_the_release(aspect, size, shown):
-    width, height, num_frames, summary = H3Canvas.execute(aspect, 768, 5.0).result
-    assert (width, height, num_frames) == (*size, 124)
-    assert shown == [summary]
-
-
-def test_canvas_follows_an_image(shown):
-    assert H3Canvas.execute("auto", 768, 5.0, image(384, 672)).result[:2] == (1344, 768)
-    assert H3Canvas.execute("1:1", 768, 5.0, image(384, 672)).result[:2] == (768, 768)
-
-
-def test_canvas_without_its_image_is_refused():
-    with pytest.raises(RequestError, match="image, which is not connected"):
-        H3Canvas.execute("auto", 768, 5.0)
-    with pytest.raises(RequestError, match="longer than 4:1"):
-        H3Canvas.execute("auto", 768, 5.0, image(40, 4000))
-
-
-def test_canvas_says_what_it_costs(shown):
-    summary = H3Canvas.execute("16:9", 768, 10.0).result[3]
-    assert summary.splitlines() == [
-        "1344x768, 243 frames (10.12 s)",
-        "73,386 rows (72,576 video, 810 audio) and the prompt's",
-        "10.5 PFLOP a forward, 517 for 49 forwards",
-        "activations 8.1 GiB, weights 61.7 GiB after 48.0 GiB of the text encoder (released model, bf16)",
-    ]
-
-
-def test_canvas_notices_an_unusual_length(shown):
-    assert "outside the trained range" in H3Canvas.execute("16:9", 768, 3.0).result[3]
-
-
-def test_audio_of_a_video_may_be_a_batch():
-    clip, notices = host_audio.first_clip(sound(batch=3), "the audio")
-    assert clip.samples.shape == (2, RATE)
-    assert notices == ("the audio is a batch of 3; only its first clip is used",)

@@ -49,6 +49,10 @@ def test_defaults_make_a_prompt_without_findings(mode):
     assert examine(prompt=prompt, mode=mode)[0] == prompt
 
 
+def test_checker_begins_with_what_the_builder_makes():
+    assert CHECKER["prompt"] == build()[0]
+
+
 def test_checker_passes_with_its_defaults():
     assert H3PromptChecker.validate_inputs(**CHECKER) is True
     assert examine()[0] == CHECKER["prompt"]

@@ -7,12 +7,12 @@ import torch
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.nodes import audio as host_audio
 from comfyui_h3.nodes.canvas import H3Canvas
-from comfyui_h3.nodes.encode_fl_media import H3EncodeFLMedia
+from comfyui_h3.nodes.encode_fl_media import H3EncodeFLMedia, H3Keyframe
 from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
 from comfyui_h3.nodes.load import H3LoadModel, checkpoints
 from comfyui_h3.nodes.memory import host_device, make_room
 from comfyui_h3.nodes.models import NONE_FOUND, find_checkpoints
-from comfyui_h3.nodes.references import H3EncodeRefMedia
+from comfyui_h3.nodes.references import H3EncodeRefMedia, H3ReferenceAudio, H3ReferenceImage, H3ReferenceVideo
 from comfyui_h3.nodes.sample import H3SampleDiT
 from comfyui_h3.nodes.save_mp4 import H3SaveMP4, graph_tags
 from comfyui_h3.nodes.video import from_host
@@ -55,8 +55,9 @@ def test_label_passes_while_its_medium_may_be_connected():
 
 
 @pytest.mark.parametrize("node", [H3EncodeFLMedia, H3EncodeRefMedia])
-def test_size_of_media_is_judged_before_the_job(node):
-    assert node.validate_inputs(width=1344, height=768, frames=124) is True
+def test_size_and_fit_of_media_are_judged_before_the_job(node):
+    assert node.validate_inputs(width=1344, height=768, frames=124, fit="cover") is True
+    assert "fit='crop' does not exist; use one of release, cover" in node.validate_inputs(fit="crop")
     assert "use 704 or 736" in node.validate_inputs(width=1344, height=720, frames=124)
     assert "use 5 or more" in node.validate_inputs(width=1344, height=768, frames=1)
 
@@ -78,6 +79,21 @@ def test_impossible_canvas_is_answered_with_its_remedy(wrong, remedy):
 
 def test_canvas_of_an_image_passes_when_one_is_linked():
     assert H3Canvas.validate_inputs(aspect="auto", short_edge=768, duration=5.0, image=None) is True
+
+
+@pytest.mark.parametrize(
+    ("node", "good", "wrong", "remedy"),
+    [
+        (H3ReferenceImage, {"size": "match"}, {"size": "huge"}, "size='huge' does not exist; use one of diffusers"),
+        (H3ReferenceVideo, {"short_edge": 32}, {"short_edge": 31}, "short_edge=31 is not possible; use 32 to 4096"),
+        (H3ReferenceVideo, {"short_edge": 4096}, {"short_edge": 4097}, "use 32 to 4096"),
+        (H3ReferenceVideo, {"start_time": 0.0}, {"start_time": -0.1}, "start_time=-0.1 is not possible; use 0 to"),
+        (H3ReferenceVideo, {"start_time": 86400.0}, {"start_time": float("nan")}, "start_time=nan is not possible"),
+    ],
+)
+def test_settings_of_a_reference_are_judged_before_the_job(node, good, wrong, remedy):
+    assert node.validate_inputs(**good) is True
+    assert remedy in node.validate_inputs(**wrong)
 
 
 def test_linked_side_is_not_guessed():
@@ -168,20 +184,23 @@ def test_auto_is_the_device_of_the_host():
 
 
 def test_host_makes_room_for_what_a_stage_is_missing(monkeypatch):
-    asked = []
+    freed, asked = [], []
     monkeypatch.setattr(
-        "comfy.model_management.free_memory", lambda num_bytes, device: asked.append((num_bytes, device))
+        "comfy.model_management.free_memory", lambda num_bytes, device: freed.append((num_bytes, device))
     )
 
     class Missing:
         device = torch.device("cuda:0")
 
         def missing_bytes(self, stage, given):
+            asked.append((stage, given))
             return {"sample": 5, "encode": 0}[stage]
 
-    make_room(Missing(), "encode")
-    make_room(Missing(), "sample")
-    assert asked == [(5, torch.device("cuda:0"))]
+    media, conditioning = object(), object()
+    make_room(Missing(), "encode", media)
+    make_room(Missing(), "sample", conditioning)
+    assert asked == [("encode", media), ("sample", conditioning)]
+    assert freed == [(5, torch.device("cuda:0"))]
 
 
 @pytest.mark.parametrize(
@@ -217,3 +236,22 @@ def test_link_that_leads_back_lists_a_model_once(tmp_path):
     release = make_release(tmp_path / "h3")
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     assert find_checkpoints([tmp_path]) == {"h3": release}
+
+
+def test_link_of_another_chain_is_refused():
+    """A node of another pack may pass on anything."""
+    keyframe, image = (torch.zeros(1, 32, 32, 3),) * 2
+    keyframes = H3Keyframe.execute(keyframe, 0).result[0]
+    references = H3ReferenceImage.execute(image, "match").result[0]
+    with pytest.raises(RequestError, match="Keyframe is in a chain of H3 Reference nodes"):
+        H3ReferenceImage.execute(image, "match", references=keyframes)
+    with pytest.raises(RequestError, match="ReferenceImage is in a chain of H3 Keyframe nodes"):
+        H3Keyframe.execute(keyframe, 1, keyframes=references)
+    with pytest.raises(RequestError, match="a str is in a chain"):
+        H3Keyframe.execute(keyframe, 1, keyframes=("x",))
+
+
+@pytest.mark.parametrize("rate", ["abc", None, float("nan"), float("inf")])
+def test_sound_without_a_rate_is_refused(rate):
+    with pytest.raises(RequestError, match="sample_rate"):
+        H3ReferenceAudio.execute({"waveform": torch.zeros(1, 2, 32000), "sample_rate": rate})

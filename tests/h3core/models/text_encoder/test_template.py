@@ -8,7 +8,8 @@ import pytest
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
-from comfyui_h3.h3core.models.text_encoder.template import CONTROL_TOKENS, Presenter
+from comfyui_h3.h3core.models.text_encoder.template import Presenter
+from comfyui_h3.h3core.models.text_encoder.tokens import CONTROL_TOKENS
 from comfyui_h3.h3core.tiny.tokenizer import SPECIAL_TOKENS
 
 SHORT = (
