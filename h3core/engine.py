@@ -27,7 +27,7 @@ from comfyui_h3.h3core.models.video_vae import decoder as video_decoder
 from comfyui_h3.h3core.models.video_vae import encoder as video_encoder
 from comfyui_h3.h3core.parking import PARKING
 from comfyui_h3.h3core.parts import Checkpoints, Parts
-from comfyui_h3.h3core.request import check_seed, check_sigma_points, reported, resolve
+from comfyui_h3.h3core.request import check_seed, check_sigma_points, check_strict, resolve
 from comfyui_h3.h3core.residency import Residency, available_host_bytes
 from comfyui_h3.h3core.result_cache import ResultCache, key_of
 from comfyui_h3.h3core.sampling.noise import Noise
@@ -120,8 +120,9 @@ class Engine:
             for medium in prepare(request, resolved, announce):
                 media.append(self._encode_medium(medium, resolved.task, announce, on_load))
                 del medium  # a clip is a gigabyte: it leaves before the next one is read
-        notices += reported(found_in_clips(request), request.strict)
-        return EncodedMedia(request=resolved, media=tuple(media), notices=notices, timings=timer.timings)
+        found = found_in_clips(request)
+        check_strict(found, request.strict)
+        return EncodedMedia(request=resolved, media=tuple(media), notices=(*notices, *found), timings=timer.timings)
 
     @torch.no_grad()
     def encode(

@@ -102,11 +102,16 @@ def size_text(request: ResolvedRequest) -> str:
 
 def reported(notices: Sequence[str], strict: bool) -> tuple[str, ...]:
     """The notices, each logged as a warning. Raises RequestError with all of them when the request is strict."""
-    if strict and notices:
-        raise RequestError("refused, as strict is set: " + "; ".join(notices))
+    check_strict(notices, strict)
     for notice in notices:
         log.warning(notice)
     return tuple(notices)
+
+
+def check_strict(notices: Sequence[str], strict: bool) -> None:
+    """Raises RequestError with all notices, when there are any and the request is strict."""
+    if strict and notices:
+        raise RequestError("refused, as strict is set: " + "; ".join(notices))
 
 
 def check_prompt(prompt: str) -> None:

@@ -154,7 +154,7 @@ def test_medium_that_the_prompt_does_not_name_is_noticed(host, media_prompt):
 def test_label_without_its_medium_ends_with_the_remedy(host, media_prompt):
     node, line = failed(host, media_prompt("first_frame", prompt="<Picture 1> becomes <Picture 2>"))
     assert node == "H3EncodePrompt"
-    assert "<Picture 2>, but only <Picture 1> to <Picture 1> are connected" in line
+    assert "<Picture 2>, and what is connected is <Picture 1>;" in line
 
 
 def test_label_without_any_media_is_refused_before_the_job(host, media_prompt, node_id):
