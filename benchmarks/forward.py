@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comfyui_h3.benchmarks.record import write_record
+from comfyui_h3.h3core.accel.attention import ATTENTIONS, choose_attention
 from comfyui_h3.h3core.checkpoint.loader import build, materialize
-from comfyui_h3.h3core.models.dit.attention import sdpa
+from comfyui_h3.h3core.models.dit.attention import AttentionFn
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.request import resolve
@@ -84,7 +85,7 @@ def median_ms(call: Callable[[], object], repeats: int = 5) -> float:
     return statistics.median(times)
 
 
-def products_ms(dit: DiT, num_rows: int, device: torch.device) -> tuple[float, float]:
+def products_ms(dit: DiT, attend: AttentionFn, num_rows: int, device: torch.device) -> tuple[float, float]:
     """Milliseconds of the four matrix products, and of the attention, of one block."""
     config = dit.config
     block = dict(dit.blocks[0].named_parameters())
@@ -97,7 +98,7 @@ def products_ms(dit: DiT, num_rows: int, device: torch.device) -> tuple[float, f
 
     heads = (num_rows, config.num_attention_heads, config.attention_head_dim)
     q, k, v = (torch.randn(heads, device=device, dtype=dit.dtype) for _ in range(3))
-    return median_ms(matrix_products), median_ms(lambda: sdpa(q, k, v))
+    return median_ms(matrix_products), median_ms(lambda: attend(q, k, v))
 
 
 @torch.no_grad()
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--clip", choices=[*CLIPS, "all"], default="all")
     parser.add_argument("--forwards", type=int, default=3, help="counted forwards, after one that is not (default 3)")
     parser.add_argument("--kernels", choices=BACKENDS, default="auto")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
     parser.add_argument("--layers", type=int, default=50, help="fewer than 50 for a quick look")
     parser.add_argument("--out", type=Path, help="folder of the JSON; default benchmarks/results")
     parser.add_argument("--commit", help="commit of a copy without git")
@@ -113,7 +115,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("the full-size transformer needs a CUDA device")
     device = torch.device("cuda")
-    dit = random_weights(build(lambda: DiT(DiTConfig(num_layers=args.layers)), torch.bfloat16), device)
+    config = DiTConfig(num_layers=args.layers)
+    attention = choose_attention(args.attention, device, torch.bfloat16, config.attention_head_dim)
+    dit = random_weights(build(lambda: DiT(config, attention.attend), torch.bfloat16), device)
     figures: dict[str, float] = {}
     rows: dict[str, int] = {}
     with backend(args.kernels):
@@ -121,19 +125,20 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats(device)
             seconds, rows[clip] = forward_seconds(dit, clip, device, args.forwards)
             peak = torch.cuda.max_memory_allocated(device)
-            matrix, attention = products_ms(dit, rows[clip], device)
-            products = args.layers * (matrix + attention) / 1e3
+            matrix, attending = products_ms(dit, attention.attend, rows[clip], device)
+            products = args.layers * (matrix + attending) / 1e3
             forward = statistics.median(seconds)
             figures |= {
                 f"{clip}.forward_s": forward,
                 f"{clip}.products_s": products,
                 f"{clip}.forward_over_products": forward / products,
                 f"{clip}.matrix_products_ms_per_block": matrix,
-                f"{clip}.attention_ms_per_block": attention,
+                f"{clip}.attention_ms_per_block": attending,
                 f"{clip}.peak_gib": peak / 2**30,
             }
     size = {"width": WIDTH, "height": HEIGHT}
-    shapes = {**size, "rows": rows, "layers": args.layers, "forwards": args.forwards, "kernels": args.kernels}
+    run = {"layers": args.layers, "forwards": args.forwards, "kernels": args.kernels, "attention": attention.name}
+    shapes = {**size, "rows": rows, **run}
     path = write_record("forward", figures, shapes, device=device, out=args.out, commit=args.commit)
     for name, value in figures.items():
         print(f"{name:34} {value:10.3f}")

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from comfyui_h3.h3core.accel.attention import ATTENTIONS
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.kernels.dispatch import BACKENDS
 
@@ -31,6 +32,8 @@ class EngineConfig:
         float16 does not exist here: the residual stream of H3 leaves its range and the picture turns black.
     quality: "exact" computes in the order of the public reference; "lossless" computes the same, and may add up in
         another order where that is faster.
+    attention: of the DiT. "auto" takes FlashAttention 3 where it can run (a Hopper GPU and the package fa3-fwd), else
+        PyTorch's own; "fa3" insists on the first, "sdpa" is the second.
     kernels: "auto" takes the Triton kernels where they can run; "triton" insists on them, "torch" never uses them.
 
     Raises RequestError for values outside these.
@@ -41,6 +44,7 @@ class EngineConfig:
     device: str = "auto"
     precision: str = "auto"
     quality: str = "lossless"
+    attention: str = "auto"
     kernels: str = "auto"
 
     def __post_init__(self) -> None:
@@ -55,6 +59,8 @@ class EngineConfig:
             raise RequestError(f"precision={self.precision!r} does not exist; use one of {', '.join(PRECISIONS)}")
         if self.quality not in QUALITIES:
             raise RequestError(f"quality={self.quality!r} does not exist; use one of {', '.join(QUALITIES)}")
+        if self.attention not in ATTENTIONS:
+            raise RequestError(f"attention={self.attention!r} does not exist; use one of {', '.join(ATTENTIONS)}")
         if self.kernels not in BACKENDS:
             raise RequestError(f"kernels={self.kernels!r} does not exist; use one of {', '.join(BACKENDS)}")
         device = _resolve_device(self.device)

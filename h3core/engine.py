@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfyui_h3.h3core.accel.attention import choose_attention
 from comfyui_h3.h3core.config import EngineConfig, Partition
 from comfyui_h3.h3core.errors import OutputError, RequestError
 from comfyui_h3.h3core.media.frames import to_uint8
@@ -79,7 +80,9 @@ class Engine:
         self.dtype = config.torch_dtype
         _check_kernels(config.kernels, self.device, self.dtype)
         self.checkpoints = Checkpoints.open(config)
-        self._parts = Parts.of(self.checkpoints.opened, config)
+        head_dim = self.checkpoints.first.dit_config.attention_head_dim
+        self.attention = choose_attention(config.attention, self.device, self.dtype, head_dim)
+        self._parts = Parts.of(self.checkpoints.opened, config, self.attention.attend)
         self._weights = Residency(self.device, self._parts.sources)
         self._results = ResultCache(RESULT_CACHE_BYTES)
         self._lock = threading.RLock()  # a callback may ask for another stage
@@ -93,7 +96,7 @@ class Engine:
         return (
             f"MiniMax H3 {' and '.join(self.checkpoints.opened)}: {first.dit_config.num_layers} blocks of "
             f"{first.dit_config.hidden_size}, {_count(num_weights)} weights, {self.device}, "
-            f"{str(self.dtype).removeprefix('torch.')}"
+            f"{str(self.dtype).removeprefix('torch.')}, attention {self.attention.name}"
         )
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from comfyui_h3.h3core.checkpoint.official import Checkpoint, find_partitions
 from comfyui_h3.h3core.checkpoint.sampled import same_weights
 from comfyui_h3.h3core.config import PARTITIONS, EngineConfig, Partition
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
+from comfyui_h3.h3core.models.dit.attention import AttentionFn
 from comfyui_h3.h3core.residency import Source
 from comfyui_h3.h3core.types import Task
 
@@ -96,13 +97,16 @@ class Parts:
     names: Mapping[tuple[Partition, str], str]
 
     @classmethod
-    def of(cls, checkpoints: Mapping[Partition, Checkpoint], config: EngineConfig) -> Parts:
-        """A part of the second partition that holds the same weights as the first's is the first's."""
+    def of(cls, checkpoints: Mapping[Partition, Checkpoint], config: EngineConfig, attend: AttentionFn) -> Parts:
+        """A part of the second partition that holds the same weights as the first's is the first's.
+
+        attend: the attention of the transformers.
+        """
         sources: dict[str, Source] = {}
         names: dict[tuple[Partition, str], str] = {}
         first = next(iter(checkpoints))
         for partition, checkpoint in checkpoints.items():
-            for part, source in _sources(checkpoint, config).items():
+            for part, source in _sources(checkpoint, config, attend).items():
                 own = part if partition == first else f"{part} of {partition}"
                 shared = partition != first and _same(part, checkpoint, checkpoints[first])
                 name = names[partition, part] = part if shared else own
@@ -123,7 +127,7 @@ def _same(part: str, one: Checkpoint, other: Checkpoint) -> bool:
     )
 
 
-def _sources(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Source]:
+def _sources(checkpoint: Checkpoint, config: EngineConfig, attend: AttentionFn) -> dict[str, Source]:
     device, dtype, vae_dtype = config.torch_device, config.torch_dtype, config.vae_dtype
     return {
         "text_encoder": Source(
@@ -131,7 +135,8 @@ def _sources(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Source]:
             load=lambda on_load: checkpoint.load_text_encoder(device, dtype, on_load),
         ),
         "dit": Source(
-            build=lambda: checkpoint.new_dit(dtype), load=lambda on_load: checkpoint.load_dit(device, dtype, on_load)
+            build=lambda: checkpoint.new_dit(dtype),
+            load=lambda on_load: checkpoint.load_dit(device, dtype, on_load, attend),
         ),
         "video_encoder": Source(
             build=checkpoint.new_video_encoder, load=lambda on_load: checkpoint.load_video_encoder(device, on_load)

@@ -24,6 +24,9 @@ PARITY = 2e-5
 LATENT_STEP = 2e-3
 LATENT_STEPS_SHARE = 0.02
 
+# One bf16 rounding of an attention's result, and of the probabilities on the way: 2**-8 of the largest value each.
+BF16_ATTENTION = 2**-7
+
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
     """Largest absolute difference, relative to the largest value of ``theirs``; NaN anywhere gives NaN."""

@@ -22,6 +22,7 @@ from comfyui_h3.h3core.errors import CheckpointError, H3Error
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder
+from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.fields import is_positive
@@ -174,9 +175,9 @@ class Checkpoint:
         self.audio_encoder.check(self.new_audio_encoder())
         self.audio_decoder.check(self.new_audio_decoder())
 
-    def new_dit(self, dtype: torch.dtype) -> DiT:
+    def new_dit(self, dtype: torch.dtype, attend: AttentionFn = sdpa) -> DiT:
         """The DiT on meta."""
-        return loader.build(lambda: DiT(self.dit_config), dtype)
+        return loader.build(lambda: DiT(self.dit_config, attend), dtype)
 
     def new_text_encoder(self, dtype: torch.dtype) -> TextEncoder:
         """The encoder up to its tap, on meta."""
@@ -208,9 +209,15 @@ class Checkpoint:
         """Decoder half of the audio VAE on meta, float32."""
         return loader.build(lambda: AudioDecoder(self.audio_vae_config), torch.float32)
 
-    def load_dit(self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None) -> DiT:
+    def load_dit(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        on_load: Progress | None = None,
+        attend: AttentionFn = sdpa,
+    ) -> DiT:
         """The DiT on ``device``."""
-        return self.transformer.fill(self.new_dit(dtype), device, on_load)
+        return self.transformer.fill(self.new_dit(dtype, attend), device, on_load)
 
     def load_text_encoder(
         self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None
