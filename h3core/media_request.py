@@ -11,14 +11,12 @@ from comfyui_h3.h3core.media.canvas import (
     FPS,
     FRAME_STEP,
     LATENT_STARTS,
-    MAX_SIDE,
-    SIDE_MULTIPLE,
     canvas_for_ratio,
     check_ratio,
 )
 from comfyui_h3.h3core.media.clips import ClipInfo
-from comfyui_h3.h3core.media.conform import check_reference_frames
-from comfyui_h3.h3core.media.pictures import REFERENCE_SIZES
+from comfyui_h3.h3core.media.conform import check_reference_frames, check_short_edge
+from comfyui_h3.h3core.media.pictures import REFERENCE_SIZES, check_cover
 from comfyui_h3.h3core.media.references import (
     FITS,
     LAST_FRAME,
@@ -61,6 +59,11 @@ def resolve_media(request: MediaRequest) -> tuple[MediaRequest, ResolvedRequest,
         raise RequestError(
             f"{len(keyframes) + len(request.references)} media are given, keyframes counted; use {MAX_MEDIA} or fewer"
         )
+    for number, keyframe in enumerate(keyframes):
+        if number or request.fit == "cover":
+            height, width = keyframe.pixels.shape[:2]
+            what = f"the keyframe at frame {keyframe.frame}"
+            check_cover(width, height, resolved.width, resolved.height, what=what)
     request = replace(request, keyframes=keyframes)
     for name, reference in zip(reference_names(request.references), request.references, strict=True):
         _check_content(reference, name, resolved.num_frames / FPS)
@@ -100,8 +103,11 @@ def reference_names(references: tuple[Reference, ...]) -> list[str]:
 
 
 def used_part(reference: ReferenceVideo) -> ClipInfo:
-    """The clip from ``start_s`` on. Raises RequestError when it ends before that, or cannot be read."""
-    return (reference.clip.trimmed(reference.start_s) if reference.start_s else reference.clip).info
+    """The clip from ``start_s`` on. Raises RequestError when it ends before that, or cannot be read.
+
+    Cheap to ask again: a clip keeps what it found.
+    """
+    return (reference.clip.trimmed(reference.start_s) if reference.start_s != 0 else reference.clip).info
 
 
 def largest_clip_bytes(request: MediaRequest, resolved: ResolvedRequest) -> int:
@@ -130,17 +136,14 @@ def _check_content(reference: Reference, name: str, seconds: float) -> None:
                 f"size={reference.size!r} of {name} does not exist; use one of {', '.join(REFERENCE_SIZES)}"
             )
     elif isinstance(reference, ReferenceAudio):
-        check_audio(reference.audio, seconds)
+        check_audio(reference.audio, seconds, what=name)
     else:
-        if not SIDE_MULTIPLE <= reference.short_edge <= MAX_SIDE:
-            raise RequestError(
-                f"short_edge={reference.short_edge} of {name} is not possible; use {SIDE_MULTIPLE} to {MAX_SIDE} pixels"
-            )
+        check_short_edge(reference.short_edge, name)
         info = used_part(reference)
         check_ratio(info.width, info.height, name)
         check_reference_frames(round(info.duration_s * FPS) + 1)  # as it is stated; reading it tells for certain
         if isinstance(reference.soundtrack, Audio):
-            check_audio(reference.soundtrack, seconds)
+            check_audio(reference.soundtrack, seconds, what=f"the sound of {name}")
 
 
 def resolve_keyframes(keyframes: tuple[Keyframe, ...], num_frames: int) -> tuple[Keyframe, ...]:

@@ -4,65 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-import av
 import numpy as np
 import torch
-from av.container import InputContainer
-from av.video.stream import VideoStream
 from torch import Tensor
 
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.media import colours, decode, soundtrack
 from comfyui_h3.h3core.media.notices import Notices
+from comfyui_h3.h3core.media.opening import ClipInfo, OpenedFile
 from comfyui_h3.h3core.media.pictures import picture_from_images
+from comfyui_h3.h3core.media.seconds import exact, exact_seconds, is_number, past_the_end, window
 from comfyui_h3.h3core.types import Audio
 
 MAX_FPS_DENOMINATOR = 10_000  # 24000/1001 stays exact; a float such as 29.97 becomes 2997/100
-MAX_SECONDS_DENOMINATOR = 1_000_000
-MAX_FPS = 1000
+MIN_FPS, MAX_FPS = Fraction(1, 1000), 1000
 EARLY_END_S = 0.5
 FOREVER = Fraction(10**9)  # seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipInfo:
-    """What a clip is. width, height: as displayed, turned upright, in square pixels.
-
-    duration_s: of the part that is used, as the file states it. fps: the average rate. num_bytes, container and codecs
-    are None for a clip in memory; audio_codec is None without sound.
-    """
-
-    width: int
-    height: int
-    duration_s: float
-    fps: Fraction
-    has_sound: bool
-    num_bytes: int | None = None
-    container: str | None = None
-    video_codec: str | None = None
-    audio_codec: str | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimedFrame:
-    """One frame and when it shows, in seconds after the clip's first frame; ``end`` may equal ``start``."""
+    """One frame and when it shows, in seconds after the clip's first frame; ``end`` may equal ``start``.
+
+    size: (width, height) for display, upright and in square pixels; that of the clip, unless its file changes it.
+    """
 
     start: Fraction
     end: Fraction
+    size: tuple[int, int]
     convert: Callable[[], np.ndarray]
 
     @property
     def pixels(self) -> np.ndarray:
         """(h, w, 3) uint8 RGB, upright, converted in each call; a frame that nobody asks costs its decoding alone.
 
-        Pixels may not be square: ``ClipInfo`` has the size for display. Raises RequestError for NaN, and for colours
-        that cannot be converted.
+        Pixels may not be square. Raises RequestError for NaN, and for colours that cannot be converted.
         """
         return self.convert()
 
@@ -81,8 +64,11 @@ class Clip(Protocol):
     def notice_sound(self, sentence: str) -> None:
         """Adds what was odd about the sound to whom it was given."""
 
-    def frames(self) -> Generator[TimedFrame, None, None]:
-        """All frames in order, one at a time; each frame's end is the next one's start. Close it to stop early."""
+    def frames(self, on_skip: Callable[[], None] | None = None) -> Generator[TimedFrame, None, None]:
+        """All frames in order, one at a time; each frame's end is the next one's start. Close it to stop early.
+
+        on_skip: called for each frame that has to be decoded before the first one; what it raises passes through.
+        """
 
     def sound(self, max_duration_s: float, *, start_s: float = 0.0) -> Audio | None:
         """The soundtrack from ``start_s`` on, at most int(max_duration_s * rate) samples; None without one."""
@@ -97,23 +83,31 @@ class FileClip:
     source: a path, the bytes of a file, or an open binary stream, which is read to its end here. start_s: seconds after
     the first frame; the clip begins with the first frame at or after it. duration_s: None for all of the rest.
 
-    The file is opened when something is asked. A file that cannot be used raises RequestError, which names it.
+    The file is opened when something is asked, and what was found then is kept, also for parts of the clip. A file that
+    was replaced since is found anew. One that cannot be used raises RequestError, which names it.
     """
 
     def __init__(
         self, source: str | Path | bytes | BinaryIO, *, start_s: float = 0.0, duration_s: float | None = None
     ) -> None:
-        self._start, self._duration = _window(start_s, duration_s)
+        self._start, self._duration = window(start_s, duration_s)
         if isinstance(source, str | Path):
             path = Path(source)
-            self._file = decode.MediaFile(source=path, name=path.name, notices=Notices())
+            file = decode.MediaFile(source=path, name=path.name, notices=Notices())
         else:
             content = source if isinstance(source, bytes) else _whole(source)
-            self._file = decode.MediaFile(source=content, name="the video", notices=Notices())
+            file = decode.MediaFile(source=content, name="the video", notices=Notices())
+        self._file, self._opened = file, OpenedFile(file)
 
     @property
     def info(self) -> ClipInfo:
-        return self._opening[0]
+        """Of the part that is used. Decodes the first frame of the file only. Raises RequestError past the end."""
+        opening = self._opened.opening()
+        left_s = self._opened.length_s(self._start) - float(self._start)
+        if self._start and left_s <= 0:
+            raise self._past_the_end()
+        duration_s = left_s if self._duration is None else min(left_s, float(self._duration))
+        return replace(opening.info, duration_s=duration_s)
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -123,57 +117,71 @@ class FileClip:
         self._file.notices.add("audio", sentence)
 
     def trimmed(self, start_s: float, duration_s: float | None = None) -> FileClip:
-        start, duration = _window(start_s, duration_s)
+        start, duration = window(start_s, duration_s)
         if self._duration is not None:
             if start >= self._duration:
-                raise _past_the_end(self._file.name, start_s, float(self._duration))
+                raise past_the_end(self._file.name, start_s, float(self._duration))
             rest = self._duration - start
             duration = rest if duration is None else min(rest, duration)
-        part = FileClip(self._file.source)
-        part._file, part._start, part._duration = self._file, self._start + start, duration
+        part = copy(self)
+        part._start, part._duration = self._start + start, duration
         return part
 
-    def frames(self) -> Generator[TimedFrame, None, None]:
-        info, origin, turn = self._opening
+    def frames(self, on_skip: Callable[[], None] | None = None) -> Generator[TimedFrame, None, None]:
+        opening = self._opened.opening()
+        stated_s = self.info.duration_s
         self._file.notices.restart("video")
-        with decode.opened(self._file) as container:
-            stream = decode.video_stream(container, self._file)
-            begin = self._begin(stream)
+        begin = opening.first_s + self._start
+        origin: Fraction | None = None
+        held: TimedFrame | None = None
+        for time, time_end, frame in decode.timed_video(self._file, begin, on_skip):
+            if origin is None:
+                origin = time
+                self._opened.note_first(self._start, origin)
+                stated_s -= float(origin - begin)
             clip_end = FOREVER if self._duration is None else begin + self._duration - origin
-            held: av.VideoFrame | None = None
-            start = end = Fraction(0)
-            for time, time_end, frame in decode.timed_video(container, stream, begin, self._file):
-                next_start = max(start, time - origin)
-                if held is not None:
-                    yield self._timed(start, min(next_start, clip_end), held, turn)
-                if next_start >= clip_end:
-                    return
-                held, start, end = frame, next_start, max(next_start, time_end - origin)
+            start = time - origin
             if held is not None:
-                yield self._timed(start, min(end, clip_end), held, turn)
-                if info.duration_s - float(end) > EARLY_END_S:
-                    name, length = self._file.name, float(origin - decode.origin_of(stream) + end)
-                    sentence = f"{name} ends after {length:.2f} s, earlier than it states: it is damaged or cut off"
-                    self._file.notices.add("video", sentence)
-
-    def _timed(self, start: Fraction, end: Fraction, frame: av.VideoFrame, turn: colours.Turn) -> TimedFrame:
-        return TimedFrame(start=start, end=end, convert=partial(colours.upright, frame, turn, self._file))
+                start = max(held.start, start)
+                yield replace(held, end=min(start, clip_end))
+            if start >= clip_end:
+                return
+            size = colours.display_size(frame, opening.aspect, opening.turn)
+            if held is not None and size != held.size:
+                sentence = f"{self._file.name} changes its size: all frames are brought to that of the first one used"
+                self._file.notices.add("video", sentence)
+            held = TimedFrame(
+                start=start,
+                end=min(max(start, time_end - origin), clip_end),
+                size=size,
+                convert=partial(colours.upright, frame, opening.turn, self._file),
+            )
+        if held is None or origin is None:
+            raise self._past_the_end()
+        yield held
+        if stated_s - float(held.end) > EARLY_END_S:
+            name, length_s = self._file.name, float(origin - opening.first_s + held.end)
+            sentence = f"{name} ends after {length_s:.2f} s, earlier than it states: it is damaged or cut off"
+            self._file.notices.add("video", sentence)
 
     def sound(self, max_duration_s: float, *, start_s: float = 0.0) -> Audio | None:
-        if start_s:
+        if start_s != 0:
             return self.trimmed(start_s).sound(max_duration_s)
-        info, origin, _ = self._opening
+        opening = self._opened.opening()
         self._file.notices.restart("audio")
-        if not info.has_sound:
+        if not opening.info.has_sound:
             return None
+        origin = self._opened.first_s(self._start)
+        if origin is None:
+            raise self._past_the_end()
+        length = exact_seconds(max_duration_s)
+        if self._duration is not None:
+            length = min(length, opening.first_s + self._start + self._duration - origin)
+        num_samples = int(length * soundtrack.SOUND_RATE)
         with decode.opened(self._file) as container:
             stream = decode.sound_stream(container)
-            assert stream is not None  # has_sound
-            length = exact_seconds(max_duration_s)
-            if self._duration is not None:
-                begin = self._begin(decode.video_stream(container, self._file))
-                length = min(length, begin + self._duration - origin)
-            num_samples = int(length * soundtrack.SOUND_RATE)
+            if stream is None:  # replaced a moment ago
+                return None
             samples = soundtrack.stereo_sound(container, stream, origin, num_samples, self._file)
         if samples.shape[1] == 0:
             name = self._file.name
@@ -181,42 +189,8 @@ class FileClip:
             return None
         return Audio(samples=torch.from_numpy(np.ascontiguousarray(samples)), sample_rate=soundtrack.SOUND_RATE)
 
-    @cached_property
-    def _opening(self) -> tuple[ClipInfo, Fraction, colours.Turn]:
-        """What the clip is, the time of its first frame on the clock of the file, and how its frames are turned."""
-        with decode.opened(self._file) as container:
-            duration_s = decode.duration_of(container, decode.video_stream(container, self._file))
-        with decode.opened(self._file) as container:  # again: the length may have to be read
-            stream = decode.video_stream(container, self._file)
-            first = next(decode.timed_video(container, stream, self._begin(stream), self._file), None)
-            if first is None:
-                if self._start == 0:
-                    raise RequestError(f"{self._file.name} has no frames; {decode.REMEDY}")
-                raise _past_the_end(self._file.name, float(self._start), duration_s)
-            origin, _, frame = first
-            colours.notice_hdr(stream, self._file)
-            turn = colours.turn_of(frame)
-            left_s = max(0.0, duration_s - float(origin - decode.origin_of(stream)))
-            size = colours.display_size(stream, frame, turn)
-            return self._info(container, stream, size, left_s), origin, turn
-
-    def _info(self, container: InputContainer, stream: VideoStream, size: tuple[int, int], left_s: float) -> ClipInfo:
-        sound = decode.sound_stream(container)
-        return ClipInfo(
-            width=size[0],
-            height=size[1],
-            duration_s=left_s if self._duration is None else min(left_s, float(self._duration)),
-            fps=decode.rates_of(stream)[0],
-            has_sound=sound is not None,
-            num_bytes=self._file.num_bytes,
-            container=container.format.name,
-            video_codec=decode.codec_name(stream),
-            audio_codec=None if sound is None else decode.codec_name(sound),
-        )
-
-    def _begin(self, stream: VideoStream) -> Fraction:
-        """Where the window starts, on the clock of the file."""
-        return decode.origin_of(stream) + self._start
+    def _past_the_end(self) -> RequestError:
+        return past_the_end(self._file.name, float(self._start), self._opened.length_s(self._start))
 
 
 class MemoryClip:
@@ -232,10 +206,10 @@ class MemoryClip:
             raise RequestError(
                 f"the video has the shape {tuple(pixels.shape)}; it must be (frames, height, width, channels)"
             )
-        if not (math.isfinite(fps) and 0 < fps <= MAX_FPS):
-            raise RequestError(f"{fps} frames per second is not possible; use a rate above 0, up to {MAX_FPS}")
+        if not (is_number(fps) and MIN_FPS <= fps <= MAX_FPS):
+            raise RequestError(f"{fps!s} frames per second is not possible; use {float(MIN_FPS):g} to {MAX_FPS}")
         self._pixels, self._audio = pixels, audio
-        self._fps = Fraction(fps).limit_denominator(MAX_FPS_DENOMINATOR)
+        self._fps = exact(fps, MAX_FPS_DENOMINATOR)
         self._notices = Notices()
 
     @property
@@ -257,10 +231,10 @@ class MemoryClip:
         self._notices.add("audio", sentence)
 
     def trimmed(self, start_s: float, duration_s: float | None = None) -> MemoryClip:
-        start, duration = _window(start_s, duration_s)
+        start, duration = window(start_s, duration_s)
         first = math.ceil(start * self._fps)
         if first >= len(self._pixels):
-            raise _past_the_end("the video", start_s, float(len(self._pixels) / self._fps))
+            raise past_the_end("the video", start_s, float(len(self._pixels) / self._fps))
         last = len(self._pixels)
         if duration is not None:
             last = max(first + 1, min(last, math.ceil((start + duration) * self._fps)))
@@ -272,11 +246,15 @@ class MemoryClip:
         part._notices = self._notices
         return part
 
-    def frames(self) -> Generator[TimedFrame, None, None]:
+    def frames(self, on_skip: Callable[[], None] | None = None) -> Generator[TimedFrame, None, None]:
         self._notices.restart("video")
-        for index in range(len(self._pixels)):
+        num_frames, height, width, _ = self._pixels.shape
+        for index in range(num_frames):
             yield TimedFrame(
-                start=index / self._fps, end=(index + 1) / self._fps, convert=partial(self._converted, index)
+                start=index / self._fps,
+                end=(index + 1) / self._fps,
+                size=(width, height),
+                convert=partial(self._converted, index),
             )
 
     def _converted(self, index: int) -> np.ndarray:
@@ -286,7 +264,7 @@ class MemoryClip:
         return pixels.numpy()
 
     def sound(self, max_duration_s: float, *, start_s: float = 0.0) -> Audio | None:
-        if start_s:
+        if start_s != 0:
             return self.trimmed(start_s).sound(max_duration_s)
         self._notices.restart("audio")
         if self._audio is None:
@@ -295,27 +273,11 @@ class MemoryClip:
         return replace(self._audio, samples=self._audio.samples[..., :num_samples])
 
 
-def exact_seconds(value: float) -> Fraction:
-    """The number that was meant: 1/10 for the float nearest to it, which lies above, past a frame at that time."""
-    return Fraction(value).limit_denominator(MAX_SECONDS_DENOMINATOR)
-
-
 def _whole(stream: BinaryIO) -> bytes:
-    stream.seek(0)
-    return stream.read()
-
-
-def _window(start_s: float, duration_s: float | None) -> tuple[Fraction, Fraction | None]:
-    """Both in exact seconds. Raises RequestError for impossible ones."""
-    if not (math.isfinite(start_s) and start_s >= 0):
-        raise RequestError(f"a start at {start_s} s is not possible; use 0 or more seconds")
-    if duration_s is not None and not (math.isfinite(duration_s) and duration_s > 0):
-        raise RequestError(f"a duration of {duration_s} s is not possible; use a positive number of seconds")
-    return exact_seconds(start_s), None if duration_s is None else exact_seconds(duration_s)
-
-
-def _past_the_end(name: str, start_s: float, duration_s: float) -> RequestError:
-    return RequestError(
-        f"a start at {start_s:g} s is past the last frame of {name}, which is {duration_s:.3g} s long; choose an "
-        "earlier one"
-    )
+    try:
+        stream.seek(0)
+        return stream.read()
+    except (OSError, ValueError) as error:  # ValueError: it was closed
+        raise RequestError(
+            f"the video cannot be read from its stream ({error}); load it again, or give the path of a file"
+        ) from error

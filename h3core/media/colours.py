@@ -50,12 +50,14 @@ def turn_of(frame: av.VideoFrame) -> Turn:
     return Turn(flips_rows=d < 0, flips_columns=a < 0)
 
 
-def display_size(stream: VideoStream, frame: av.VideoFrame, turn: Turn) -> tuple[int, int]:
-    """(width, height) of a frame as a player shows it: square pixels, upright."""
+def display_size(frame: av.VideoFrame, aspect: Fraction | None, turn: Turn) -> tuple[int, int]:
+    """(width, height) of a frame as a player shows it: upright, in square pixels.
+
+    aspect: width over height of a pixel in the file; None or 0: unknown.
+    """
     width, height = frame.width, frame.height
-    aspect = stream.sample_aspect_ratio
-    if aspect:  # None or 0: unknown
-        width = max(1, round(width * Fraction(aspect)))
+    if aspect:
+        width = max(1, round(width * aspect))
     return (height, width) if turn.transposed else (width, height)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from contextlib import closing
 from fractions import Fraction
 
@@ -10,14 +12,25 @@ import torch
 from torch import Tensor
 
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.media.canvas import FPS, FRAME_STEP, MIN_FRAMES, SHORT_EDGE, canvas_for_ratio, check_ratio
-from comfyui_h3.h3core.media.clips import Clip, exact_seconds
+from comfyui_h3.h3core.media.canvas import (
+    FPS,
+    FRAME_STEP,
+    MAX_SIDE,
+    MIN_FRAMES,
+    SHORT_EDGE,
+    SIDE_MULTIPLE,
+    canvas_for_ratio,
+    check_ratio,
+)
+from comfyui_h3.h3core.media.clips import Clip
 from comfyui_h3.h3core.media.pictures import resize
+from comfyui_h3.h3core.media.seconds import exact_seconds, is_number
 from comfyui_h3.h3core.types import Progress
 
 MIN_REFERENCE_FRAMES = 22
 WASTE = 1.1  # of a clip that is shorter than it states: more memory in vain is given back
 HALF = Fraction(1, 2)
+HEARTBEAT_S = 0.25  # between calls of on_frame while no frame is done
 
 
 def conform(
@@ -33,23 +46,29 @@ def conform(
     A frame that starts at t seconds fills the slots from floor(t * 24 + 1/2) to that of the next frame, the last one to
     that of its end; decoding stops when max_frames are full. start_s: seconds into the clip. short_edge: of the canvas.
 
-    on_frame: called with (frames done, frames expected); what it raises closes the clip and passes through. Raises
-    RequestError for a ratio outside 1:4..4:1, a clip that does not decode, and one too short for a single frame.
+    on_frame: called with (frames done, frames expected), with 0 done also while frames before ``start_s`` are decoded;
+    what it raises closes the clip and passes through.
+
+    Raises RequestError for a ratio outside 1:4..4:1, a clip that does not decode, and one too short for a single frame.
     """
     if max_frames < 1:
         raise RequestError(f"{max_frames} frames of a reference video are not possible; use 1 or more")
-    if start_s:
+    check_short_edge(short_edge)
+    if start_s != 0:
         clip = clip.trimmed(start_s)
     report = on_frame or _ignore
     info = clip.info
     check_ratio(info.width, info.height, "the reference video")
-    width, height = canvas_for_ratio(info.width, info.height, short_edge)
     expected = min(max_frames, max(1, _slot(exact_seconds(info.duration_s))))
-    conformed = torch.empty(expected, height, width, 3, dtype=torch.uint8)
-    num_done = 0
+    conformed = torch.empty(0)
+    num_done = width = height = 0
     report(0, expected)
-    with closing(clip.frames()) as frames:
+    with closing(clip.frames(_heartbeat(report, expected))) as frames:
         for frame in frames:
+            if num_done == 0:  # a clip may begin where its file has another size than at first
+                check_ratio(*frame.size, "the reference video")
+                width, height = canvas_for_ratio(*frame.size, short_edge)
+                conformed = torch.empty(expected, height, width, 3, dtype=torch.uint8)
             end = min(_slot(frame.end), max_frames)
             if end > len(conformed):  # the file is longer than it states
                 conformed = _grown(conformed, min(max_frames, max(end, 2 * len(conformed))))
@@ -63,6 +82,14 @@ def conform(
         raise RequestError("the reference video is shorter than one frame at 24 per second; use a longer clip")
     conformed = conformed[:num_done]
     return conformed.clone() if conformed.untyped_storage().nbytes() > WASTE * conformed.nbytes else conformed
+
+
+def check_short_edge(short_edge: float, what: str = "the reference video") -> None:
+    """Raises RequestError unless the canvas of a clip can have this short side, in pixels."""
+    if not (is_number(short_edge) and SIDE_MULTIPLE <= short_edge <= MAX_SIDE):
+        raise RequestError(
+            f"short_edge={short_edge!r} of {what} is not possible; use {SIDE_MULTIPLE} to {MAX_SIDE} pixels"
+        )
 
 
 def check_reference_frames(num_frames: int) -> None:
@@ -84,8 +111,22 @@ def _ignore(done: int, total: int) -> None:
     """Progress that nobody asked for."""
 
 
-def _slot(time: Fraction) -> int:
-    return math.floor(time * FPS + HALF)
+def _heartbeat(report: Progress, expected: int) -> Callable[[], None]:
+    """A callback that reports no frame done, a few times a second at most."""
+    last = time.monotonic()
+
+    def beat() -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= HEARTBEAT_S:
+            last = now
+            report(0, expected)
+
+    return beat
+
+
+def _slot(seconds: Fraction) -> int:
+    return math.floor(seconds * FPS + HALF)
 
 
 def _grown(frames: Tensor, num_frames: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,7 +31,13 @@ CONTAINERS = (
     "mxf,nut,dv,rm,wtv,yuv4mpegpipe"
 )
 REMEDY = "open it in a player, or convert it to MP4 (H.264 and AAC)"
+# Containers that tell the time of a frame wherever one begins to read. The others are read from the start: they count
+# from their first frame (AVI, bare H.264), or leave times to be guessed between others (MPEG program streams, ASF).
+SEEKABLE = frozenset({"mov", "matroska", "mpegts", "flv", "mxf", "nut"})
+SEEKABLE_SOUND = SEEKABLE | {"avi"}
+SEEK_BACK_S = (0, 4, 16)  # MPEG-TS goes to any packet before a time, and the first key frame may come after it
 FINE_TICK = Fraction(1, 4)  # of a frame: a coarser clock says nothing about a rate
+LATE_START_S = Fraction(1, 2)
 
 _Timed = tuple[Fraction, Fraction, av.VideoFrame]
 FrameT = TypeVar("FrameT", av.VideoFrame, av.AudioFrame)
@@ -45,18 +51,28 @@ class MediaFile:
     name: str
     notices: Notices
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self.source) if isinstance(self.source, bytes) else self.source.stat().st_size
+    def stamp(self) -> tuple[int, int, int]:
+        """Size in bytes, time of the last change and inode: it differs when the file is another one.
+
+        Raises RequestError when there is no file.
+        """
+        if isinstance(self.source, bytes):
+            return len(self.source), 0, 0
+        if not self.source.is_file():
+            state = "is a folder" if self.source.is_dir() else "does not exist or is not a file"
+            raise RequestError(f"{self.name} {state}; give the path of a video file")
+        try:
+            stat = self.source.stat()
+        except OSError as error:
+            raise RequestError(f"{self.name} cannot be read as a video ({error.strerror}); {REMEDY}") from error
+        return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
 @contextmanager
 def opened(file: MediaFile) -> Iterator[InputContainer]:
     """The open container; closed at the end of the block, where FFmpeg's errors become RequestErrors that name it."""
     source, name = file.source, file.name
-    if isinstance(source, Path) and not source.is_file():
-        state = "is a folder" if source.is_dir() else "does not exist or is not a file"
-        raise RequestError(f"{name} {state}; give the path of a video file")
+    file.stamp()
     options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
     try:
         target = f"file:{source.absolute()}" if isinstance(source, Path) else io.BytesIO(source)
@@ -104,12 +120,21 @@ def duration_of(container: InputContainer, stream: VideoStream) -> float:
     """
     if stream.duration:
         return float(stream.duration * time_base(stream))
-    tag = stream.metadata.get("DURATION", "").split(":")  # Matroska's "00:00:02.000000000"
+    # Matroska states when it ends, or how long it is: that depends on who wrote it. FFmpeg's tag is an end.
+    late_s = origin_of(stream) if kind_of(container) == "matroska" else Fraction(0)
+    tag = stream.metadata.get("DURATION", "").split(":")  # "00:00:02.000000000"
     if len(tag) == 3:
         with suppress(ValueError):
-            return int(tag[0]) * 3600 + int(tag[1]) * 60 + float(tag[2])
-    if container.duration:
+            length_s = int(tag[0]) * 3600 + int(tag[1]) * 60 + float(tag[2]) - float(late_s)
+            if length_s > 0:
+                return length_s
+    if container.duration and late_s <= LATE_START_S:
         return container.duration / av.time_base
+    return measured_duration(container, stream)
+
+
+def measured_duration(container: InputContainer, stream: VideoStream) -> float:
+    """Length of the video in seconds as its packets add up to. Reads the container to its end."""
     num_packets, end = 0, Fraction(0)
     with suppress(av.FFmpegError, OSError):  # a damaged tail
         for packet in container.demux(stream):
@@ -125,23 +150,63 @@ def codec_name(stream: VideoStream | AudioStream) -> str | None:
     return None if context is None else context.codec.canonical_name
 
 
-def timed_video(container: InputContainer, stream: VideoStream, from_s: Fraction, file: MediaFile) -> Iterator[_Timed]:
+def timed_video(
+    file: MediaFile, from_s: Fraction, on_skip: Callable[[], None] | None = None
+) -> Generator[_Timed, None, None]:
     """(start, end, frame) from the first frame at or after ``from_s``, starts never falling; ends as the file has them.
 
-    Seeks where the container can; where the first frame found is too late, reads from the start.
+    Opens the file, and closes it at the end. Seeks where that is exact, else decodes from the first frame.
+
+    on_skip: called for each frame that is decoded on the way; what it raises passes through.
     """
-    counts_frames = container.format.name == "avi"  # no timestamps, only an order
-    if from_s > origin_of(stream) and not counts_frames and seek(container, stream, from_s):
-        first = next(_timed(container, stream, counts_frames, file), None)
-        late = first is None or first[0] > from_s
-        seek(container, stream, origin_of(stream) if late else from_s)
-    for timed in _timed(container, stream, counts_frames, file):
+    with opened(file) as container:
+        stream = video_stream(container, file)
+        if from_s <= origin_of(stream) or _goes_before(container, stream, from_s, file):
+            yield from timed_from(container, stream, from_s, file, on_skip)
+            return
+    with opened(file) as container:  # anew: where seeking was late, it may also be late for the first frame
+        yield from timed_from(container, video_stream(container, file), from_s, file, on_skip)
+
+
+def timed_from(
+    container: InputContainer,
+    stream: VideoStream,
+    from_s: Fraction,
+    file: MediaFile,
+    on_skip: Callable[[], None] | None = None,
+) -> Iterator[_Timed]:
+    """As ``timed_video``, reading on from where the container is."""
+    for timed in _timed(container, stream, file):
         if timed[0] >= from_s:
             yield timed
+        elif on_skip is not None:
+            on_skip()
 
 
-def _timed(container: InputContainer, stream: VideoStream, counts_frames: bool, file: MediaFile) -> Iterator[_Timed]:
+def _goes_before(container: InputContainer, stream: VideoStream, from_s: Fraction, file: MediaFile) -> bool:
+    """Whether the container went to a place from where the first frame that decodes is not later than ``from_s``."""
+    if kind_of(container) not in SEEKABLE:
+        return False
+    for back_s in SEEK_BACK_S:
+        target = from_s - back_s
+        if target <= origin_of(stream) or not seek(container, stream, target):
+            return False
+        first = None
+        with suppress(RequestError):  # nothing decodes from there
+            first = next(_timed(container, stream, file), None)
+        if first is not None and first[0] <= from_s and first[2].pts is not None:
+            return seek(container, stream, target)
+    return False
+
+
+def kind_of(container: InputContainer) -> str:
+    """The first of the names that FFmpeg has for a container: mov, matroska, avi."""
+    return container.format.name.split(",")[0]
+
+
+def _timed(container: InputContainer, stream: VideoStream, file: MediaFile) -> Iterator[_Timed]:
     base, origin, rates = time_base(stream), origin_of(stream), rates_of(stream)
+    counts_frames = kind_of(container) == "avi"  # no timestamps, only an order
     start: Fraction | None = None
     first_dts: int | None = None
     for frame in decoded(container, stream, av.VideoFrame, file):

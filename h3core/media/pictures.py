@@ -19,6 +19,7 @@ from comfyui_h3.h3core.media.frames import to_uint8
 REFERENCE_SIZES = ("diffusers", "match", "max")
 REFERENCE_SHORT_EDGE = 2048  # of the release, for reference images only
 BACKGROUND = 1.0  # white: what pages and viewers put behind a transparent picture
+MAX_COVERED_PIXELS = 100_000_000  # of the scaled picture, before it is cut: 0.3 GB, and as much in between
 HALF_CODE = 0.5 / 255  # values this little outside [0, 1] still round to 0 or 255
 
 
@@ -26,7 +27,7 @@ def picture_from_images(images: Tensor, *, what: str = "the picture") -> tuple[T
     """The first picture of a host's IMAGE, and what was changed in it.
 
     images: (B, H, W, C) or (H, W, C), floats in [0, 1] or uint8; C is 1 gray, 2 gray and alpha, 3 RGB, 4 RGBA. The
-    result is (H, W, 3) uint8 on the CPU, rounded; alpha is put on white, values outside [0, 1] are clipped.
+    result is (H, W, 3) uint8 on the CPU, a copy, rounded; alpha is put on white, values outside [0, 1] are clipped.
 
     Raises RequestError for another shape or dtype (integers other than uint8 do not tell which value is white), for an
     empty batch or size, and for NaN or Inf. what: how messages call the picture.
@@ -46,7 +47,8 @@ def picture_from_images(images: Tensor, *, what: str = "the picture") -> tuple[T
             notices.append(f"{what} is a batch of {len(images)}; only its first picture is used")
         images = images[0]
     if images.dtype == torch.uint8 and images.shape[-1] in (1, 3):
-        return images.cpu().expand(-1, -1, 3).contiguous(), tuple(notices)
+        pixels = torch.empty(*images.shape[:2], 3, dtype=torch.uint8)
+        return pixels.copy_(images), tuple(notices)
     values = images.to("cpu", torch.float32, copy=True)  # (H, W, C)
     if images.dtype == torch.uint8:
         values /= 255
@@ -76,15 +78,35 @@ def resize(pixels: Tensor, width: int, height: int) -> Tensor:
 def cover(pixels: Tensor, width: int, height: int) -> Tensor:
     """(H, W, 3) uint8 scaled to cover (height, width, 3) and cut at the centre; the same tensor when it has that size.
 
-    The rounding is that of the release: the cut may be half a pixel off the centre, towards the top left.
+    The rounding is that of the release: the cut may be half a pixel off the centre, towards the top left. Raises
+    RequestError as ``check_cover`` does.
     """
     old_height, old_width = pixels.shape[:2]
-    scale = max(width / old_width, height / old_height)
-    scaled_width = max(width, round(old_width * scale))
-    scaled_height = max(height, round(old_height * scale))
+    check_cover(old_width, old_height, width, height)
+    scaled_width, scaled_height = _covering(old_width, old_height, width, height)
     left, top = (scaled_width - width) // 2, (scaled_height - height) // 2
     scaled = resize(pixels, scaled_width, scaled_height)
     return scaled if scaled.shape[:2] == (height, width) else scaled[top : top + height, left : left + width].clone()
+
+
+def check_cover(width: int, height: int, canvas_width: int, canvas_height: int, *, what: str = "the picture") -> None:
+    """Raises RequestError for a picture so thin that, scaled to cover the canvas, it would pass 100 megapixels.
+
+    Sizes in pixels. what: how messages call the picture.
+    """
+    scaled_width, scaled_height = _covering(width, height, canvas_width, canvas_height)
+    if scaled_width * scaled_height > MAX_COVERED_PIXELS:
+        raise RequestError(
+            f"{what} is {width}x{height}; to cover {canvas_width}x{canvas_height} it would be scaled to "
+            f"{scaled_width}x{scaled_height}, more than {MAX_COVERED_PIXELS // 10**6} megapixels; crop it to about the "
+            "ratio of the video"
+        )
+
+
+def _covering(width: int, height: int, canvas_width: int, canvas_height: int) -> tuple[int, int]:
+    """(width, height) of a picture that is scaled to cover a canvas."""
+    scale = max(canvas_width / width, canvas_height / height)
+    return max(canvas_width, round(width * scale)), max(canvas_height, round(height * scale))
 
 
 def reference_size(width: int, height: int, mode: str, canvas_area: int) -> tuple[int, int]:

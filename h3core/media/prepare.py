@@ -44,10 +44,11 @@ class PreparedMedium:
 
     @property
     def view(self) -> Tensor | None:
-        """What the text encoder sees: the picture, or two frames of each second of the clip."""
-        if self.frames is None or self.kind != "video":
-            return self.frames
-        return self.frames[::VIEW_STRIDE].clone()  # a view would keep the whole clip
+        """What the text encoder sees: the picture, or two frames of each second of the clip. A copy."""
+        if self.frames is None:
+            return None
+        # Else it would keep the whole clip, or change with a picture that is written to.
+        return self.frames[::VIEW_STRIDE].clone()
 
 
 def prepare(request: MediaRequest, resolved: ResolvedRequest, announce: Announce) -> Iterator[PreparedMedium]:

@@ -10,7 +10,16 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.media.decode import REMEDY, MediaFile, decoded, origin_of, seek, time_base
+from comfyui_h3.h3core.media.decode import (
+    REMEDY,
+    SEEKABLE_SOUND,
+    MediaFile,
+    decoded,
+    kind_of,
+    origin_of,
+    seek,
+    time_base,
+)
 
 SOUND_RATE = 44100
 GAP_S = Fraction(1, 10)  # of timestamps: less is jitter, more is a hole to be filled with silence
@@ -28,7 +37,7 @@ def stereo_sound(
     if stream.codec_context is None:
         raise RequestError(f"the sound of {file.name} is coded in a way that this FFmpeg has no decoder for; {REMEDY}")
     track = _Track(num_samples)
-    if from_s - PREROLL_S > origin_of(stream):
+    if from_s - PREROLL_S > origin_of(stream) and kind_of(container) in SEEKABLE_SOUND:
         seek(container, stream, from_s - PREROLL_S)
     base, expected = time_base(stream), Fraction(0)
     for frame in decoded(container, stream, av.AudioFrame, file):

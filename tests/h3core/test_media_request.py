@@ -218,3 +218,11 @@ def test_pictures_of_first_and_last_frame_may_be_named_without_brackets():
     assert unnamed(prompt, encoded(task="fl2va")) == []
     assert unnamed("Picture 10", encoded(task="fl2va")) == ["Picture 1"]
     assert resolve(Request(prompt=prompt, **SIZE), encoded(task="fl2va"))[1] == ()
+
+
+def test_thin_picture_that_would_be_cropped_is_refused_before_memory_is_full():
+    with pytest.raises(RequestError, match=r"frame 123.*1x8192"):
+        ask(keyframes=[keyframe(0), keyframe(-1, 1, 8192)], width=1344, height=768)
+    with pytest.raises(RequestError, match=r"frame 0.*1x8192"):
+        ask(keyframes=[keyframe(0, 1, 8192)], width=1344, height=768, fit="cover")
+    ask(keyframes=[keyframe(0, 4000, 40)], width=1344, height=768, fit="cover")

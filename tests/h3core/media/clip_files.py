@@ -116,7 +116,8 @@ def write_clip(
 
 
 def _add_sound(output: Any, path: Path, rate: int, num_channels: int) -> Any:
-    codec = "aac" if path.suffix == ".mp4" else "pcm_f32le" if path.suffix == ".mkv" else "pcm_s16le"
+    codecs = {".mp4": "aac", ".mkv": "pcm_f32le", ".ts": "mp2", ".mpg": "mp2"}
+    codec = codecs.get(path.suffix, "pcm_s16le")
     return output.add_stream(codec, rate=rate, layout="mono" if num_channels == 1 else "stereo")
 
 

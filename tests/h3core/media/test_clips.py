@@ -129,10 +129,42 @@ def test_a_start_past_the_end_is_refused_with_the_length(tmp_path, start_s):
             conform(clip, max_frames=9, start_s=start_s)
 
 
-@pytest.mark.parametrize("window", [{"start_s": -1.0}, {"start_s": math.nan}, {"duration_s": 0.0}])
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"start_s": -1.0},
+        {"start_s": math.nan},
+        {"start_s": "0.5"},
+        {"start_s": None},
+        {"start_s": True},
+        {"start_s": 10**400},
+        {"start_s": 1.0, "duration_s": 0.0},
+        {"start_s": 1.0, "duration_s": "1"},
+    ],
+    ids=str,
+)
 def test_an_impossible_window_is_refused(window):
-    with pytest.raises(RequestError, match="not possible"):
-        FileClip("clip.mp4", **window)
+    memory = MemoryClip(bar_pixels(24, 48), Fraction(24))
+    for trim in (lambda: FileClip("clip.mp4", **window), lambda: memory.trimmed(**window)):
+        with pytest.raises(RequestError, match="not possible"):
+            trim()
+    if "duration_s" not in window:
+        for read in (lambda: memory.sound(1.0, **window), lambda: conform(memory, max_frames=9, **window)):
+            with pytest.raises(RequestError, match="not possible"):
+                read()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    clip = FileClip(bar_file(tmp_path, Fraction(25)), start_s=np.float32(0.5), duration_s=np.int64(1))
+    assert clip.info.duration_s == 1.0
+    assert MemoryClip(torch.zeros(50, 4, 4, 3), np.float32(25)).trimmed(np.float64(1.0)).info.duration_s == 1.0
+
+
+def test_a_stream_that_cannot_be_read_is_refused():
+    closed = io.BytesIO(b"video")
+    closed.close()
+    with pytest.raises(RequestError, match="cannot be read from its stream"):
+        FileClip(closed)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -150,7 +182,7 @@ def test_frames_of_another_shape_are_refused(pixels):
         MemoryClip(pixels, Fraction(24))
 
 
-@pytest.mark.parametrize("fps", [Fraction(0), Fraction(-24), math.nan, math.inf])
+@pytest.mark.parametrize("fps", [Fraction(0), Fraction(-24), math.nan, math.inf, Fraction(1, 10**6), 1001, "24", None])
 def test_an_impossible_rate_is_refused(fps):
     with pytest.raises(RequestError, match="frames per second is not possible"):
         MemoryClip(torch.zeros(2, 4, 4, 3), fps)

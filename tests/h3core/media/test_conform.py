@@ -104,8 +104,8 @@ def test_only_frames_that_are_shown_are_converted(rate, num_converted):
     converted = []
 
     class Watched(MemoryClip):
-        def frames(self):
-            for frame in super().frames():
+        def frames(self, on_skip=None):
+            for frame in super().frames(on_skip):
                 yield replace(frame, convert=lambda frame=frame: converted.append(frame.start) or frame.pixels)
 
     conform(Watched(bar_pixels(rate, rate * 3 // 2), Fraction(rate)), max_frames=100, short_edge=EDGE)
@@ -139,6 +139,12 @@ def test_a_clip_longer_than_4_to_1_is_refused(tmp_path):
         conform(FileClip(path), max_frames=9)
 
 
+@pytest.mark.parametrize("short_edge", ["64", None, math.nan, True, 31, 4097])
+def test_an_impossible_short_edge_is_refused(short_edge):
+    with pytest.raises(RequestError, match=r"short_edge=.* is not possible; use 32 to 4096 pixels"):
+        conform(MemoryClip(bar_pixels(24, 30), Fraction(24)), max_frames=9, short_edge=short_edge)
+
+
 def test_a_clip_of_no_frame_is_refused():
     with pytest.raises(RequestError, match="shorter than one frame"):
         conform(MemoryClip(bar_pixels(60, 1), Fraction(60)), max_frames=9)
@@ -153,9 +159,9 @@ def test_cancel_passes_through_and_closes_the_clip(at):
     closed = []
 
     class Watched(MemoryClip):
-        def frames(self):
+        def frames(self, on_skip=None):
             try:
-                yield from super().frames()
+                yield from super().frames(on_skip)
             finally:
                 closed.append(True)
 

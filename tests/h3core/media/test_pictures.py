@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.media.pictures import cover, picture_from_images, reference_size, resize
+from comfyui_h3.h3core.media.pictures import check_cover, cover, picture_from_images, reference_size, resize
 
 
 def random_pixels(height, width, seed=0):
@@ -113,6 +113,16 @@ def test_the_host_s_picture_is_not_changed():
     assert torch.equal(images, before)
 
 
+@pytest.mark.parametrize("num_channels", [1, 3, 4])
+def test_a_later_write_of_the_host_changes_nothing(num_channels):
+    images = torch.full((1, 8, 8, num_channels), 200, dtype=torch.uint8)
+    pixels, _ = picture_from_images(images)
+    kept = pixels.clone()
+    images.zero_()
+    assert torch.equal(pixels, kept)
+    assert pixels.is_contiguous()
+
+
 def test_an_equal_size_is_not_copied():
     pixels = random_pixels(32, 64)
     assert resize(pixels, 64, 32) is pixels
@@ -123,6 +133,22 @@ def test_an_equal_size_is_not_copied():
 def test_cover_fills_the_canvas(size):
     width, height = size
     assert cover(torch.full((height, width, 3), 77, dtype=torch.uint8), 64, 96).unique().tolist() == [77]
+
+
+@pytest.mark.parametrize("size", [(1, 8192), (8192, 1), (4, 2000)])
+def test_a_picture_too_thin_to_cover_the_canvas_is_refused(size):
+    width, height = size
+    with pytest.raises(RequestError, match=rf"is {width}x{height}; to cover 1344x768 .*100 megapixels; crop it"):
+        check_cover(width, height, 1344, 768)
+    with pytest.raises(RequestError, match="100 megapixels"):
+        cover(random_pixels(height, width), 1344, 768)
+
+
+def test_a_panorama_may_cover_the_canvas():
+    check_cover(4000, 40, 1344, 768)
+    assert cover(random_pixels(40, 4000), 1344, 768).shape == (768, 1344, 3)
+    with pytest.raises(RequestError, match=r"^keyframe 2 is 1x500"):
+        check_cover(1, 500, 1344, 768, what="keyframe 2")
 
 
 def test_cover_keeps_the_centre_and_the_ratio():

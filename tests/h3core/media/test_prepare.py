@@ -63,6 +63,14 @@ def test_keyframes_come_to_the_canvas_and_references_to_their_own(fit):
     assert media[3].samples.shape == (2, 8000)
 
 
+def test_what_the_encoder_sees_does_not_change_with_the_picture():
+    pixels = picture(64, 96)
+    (medium,) = prepared(references=(ReferenceImage(pixels=pixels, size="match"),))
+    view = medium.view
+    pixels.zero_()
+    assert view.unique().tolist() == [99]
+
+
 def test_a_clip_is_read_from_its_start_with_its_sound():
     sound = Audio(samples=noise(2, 2 * 32000), sample_rate=32000)
     clip = MemoryClip(bar_pixels(24, 48), Fraction(24), sound)

@@ -235,9 +235,30 @@ def test_impossible_shapes_are_refused(shape):
         reference_waveform(Audio(samples=torch.zeros(shape)), 5.0)
 
 
-def test_integer_samples_are_refused():
-    with pytest.raises(RequestError, match="int16"):
-        reference_waveform(Audio(samples=torch.zeros(2, 32000, dtype=torch.int16)), 5.0)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_samples_of_another_kind_are_refused_by_name(dtype):
+    with pytest.raises(RequestError, match=rf"is of {dtype}; convert it to floats"):
+        reference_waveform(Audio(samples=torch.zeros(2, 32000).to(dtype)), 5.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_other_floats_are_taken(dtype):
+    samples = noise(2, 32000).to(dtype)
+    assert torch.equal(reference_waveform(Audio(samples=samples), 5.0), samples.float())
+
+
+@pytest.mark.parametrize(("num_channels", "value"), [(2, 3e38), (6, -3e38), (1, 1e300), (2, 1001.0)])
+def test_samples_that_are_no_sound_are_refused_with_their_peak(num_channels, value):
+    samples = torch.zeros(num_channels, 32000, dtype=torch.float64)
+    samples[-1, 7] = value
+    with pytest.raises(
+        RequestError, match=rf"has a peak of {abs(value):.3g}; samples lie between -1 and 1".replace("+", r"\+")
+    ):
+        reference_waveform(Audio(samples=samples), 5.0)
+
+
+def test_loud_sound_is_taken():
+    assert reference_waveform(Audio(samples=torch.full((2, 32000), -1000.0)), 5.0).min() == -1000
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan])
