@@ -40,13 +40,18 @@ def tiny_checkpoint(seed: int = 0) -> Path:
 
 
 def user_checkpoint(path: str) -> tuple[str, Path]:
-    """(name, folder) of a checkpoint the user names: one that holds FL2VA/, or FL2VA/ itself. ValueError if neither."""
+    """(name, folder) of a checkpoint the user names: one that holds FL2VA/ or Ref2VA/, or is one of them.
+
+    Raises ValueError if it is neither.
+    """
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
-        raise ValueError(f"MODEL={path} is not a folder; give one that holds FL2VA/, or FL2VA/ itself")
-    if not any((candidate / "model_index.json").is_file() for candidate in (folder, folder / "FL2VA")):
+        raise ValueError(f"MODEL={path} is not a folder; give one that holds FL2VA/ or Ref2VA/, or one of these")
+    candidates = (folder, folder / "FL2VA", folder / "Ref2VA")
+    if not any((candidate / "model_index.json").is_file() for candidate in candidates):
         raise ValueError(
-            f"MODEL={path} has no FL2VA/model_index.json; give a folder in the layout of the MiniMax H3 release"
+            f"MODEL={path} has no FL2VA/model_index.json and no Ref2VA/model_index.json; "
+            "give a folder in the layout of the MiniMax H3 release"
         )
     is_partition = folder.name in ("FL2VA", "Ref2VA")
     return (f"{folder.parent.name}-{folder.name}" if is_partition else folder.name), folder

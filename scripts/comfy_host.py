@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import html
 import http.client
 import json
 import os
@@ -56,9 +57,20 @@ class PromptRefused(HostError):
         return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
+PROGRESS_TEXT = 3  # of binary frames: a line on a node; the others are previews
+
+
+def progress_text(frame: bytes) -> str | None:
+    """The text of a binary frame: its kind, the length of a node's id, the id, then the text; None for other kinds."""
+    if len(frame) < 8 or int.from_bytes(frame[:4], "big") != PROGRESS_TEXT:
+        return None
+    start = 8 + int.from_bytes(frame[4:8], "big")
+    return html.unescape(frame[start:].decode("utf-8", "replace"))
+
+
 @dataclass(frozen=True)
 class Event:
-    """One JSON message of the websocket: ``type`` as in the protocol, ``data`` its payload."""
+    """One message of the websocket: ``type`` as in the protocol, or "text" of a node; ``data`` its payload."""
 
     type: str
     data: dict[str, Any]
@@ -88,8 +100,13 @@ class Job:
                 except (OSError, websocket.WebSocketException) as error:
                     self.host.check_alive(grace_s=5)
                     raise HostError(f"the host closed the connection; log: {self.host.log_path}") from error
-                if not isinstance(message, str) or not message:
-                    continue  # binary frames: previews
+                if isinstance(message, bytes):
+                    text = progress_text(message)
+                    if text is not None:
+                        yield Event("text", {"text": text, "prompt_id": self.prompt_id})
+                    continue
+                if not message:
+                    continue
                 content = json.loads(message)
                 event = Event(content["type"], content.get("data") or {})
                 if event.data.get("prompt_id") == self.prompt_id:

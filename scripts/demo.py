@@ -142,9 +142,10 @@ def prepare_prompt(host: ComfyHost, settings: Settings) -> dict[str, Any]:
     return prompt
 
 
-def follow(job: Job, titles: Mapping[str, str]) -> None:
-    """Show the job's progress in the terminal until it ends. HostError unless it ended well."""
+def follow(job: Job, titles: Mapping[str, str]) -> list[str]:
+    """Show the job's progress in the terminal until it ends. The notices it gave; HostError unless it ended well."""
     lines = StageLines(sys.stdout)
+    notices: dict[str, None] = {}
     try:
         for event in job.events(JOB_TIMEOUT_S):
             node = str(event.data.get("display_node") or event.data.get("node") or "")
@@ -152,10 +153,15 @@ def follow(job: Job, titles: Mapping[str, str]) -> None:
                 lines.begin(titles.get(node, node))
             elif event.type == "progress" and node:
                 lines.step(int(event.data["value"]), int(event.data["max"]))
+            elif event.type == "text":
+                for line in str(event.data["text"]).splitlines():
+                    if line.startswith("notice: "):
+                        notices.update(dict.fromkeys(line.removeprefix("notice: ").split("; ")))
             elif event.type in ("execution_error", "execution_interrupted"):
                 raise HostError(describe_failure(event, job.host))
     finally:
         lines.end()
+    return list(notices)
 
 
 def describe_failure(event: Event, host: ComfyHost) -> str:
@@ -200,7 +206,7 @@ def run_demo(settings: Settings, base: Path) -> None:
         titles = {key: nodes[node["class_type"]]["display_name"] for key, node in prompt.items()}
         job_started = time.monotonic()
         job = host.submit(prompt)
-        follow(job, titles)
+        notices = follow(job, titles)
         job_seconds = time.monotonic() - job_started
         saved = next(output for output in job.outputs().values() if "h3_timings" in output)
         try:
@@ -210,7 +216,10 @@ def run_demo(settings: Settings, base: Path) -> None:
             raise HostError(f"cannot write to {settings.out}: {error.strerror}; the video is at {kept}") from error
     rows = [(row["name"], f"{row['seconds']:.2f}", str(row["num_units"] or "")) for row in saved["h3_timings"]]
     rows += [("job, as seen by the client", f"{job_seconds:.2f}", "")]
-    print("\n" + table(("stage", "seconds", "units"), rows) + "\n\n" + describe_video(path))
+    print("\n" + table(("stage", "seconds", "units"), rows) + "\n")
+    for notice in notices:
+        print(f"notice: {notice}")
+    print(describe_video(path))
 
 
 def example_media() -> list[Path]:

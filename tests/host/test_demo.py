@@ -67,6 +67,13 @@ def test_demo_runs_a_workflow_with_media(start_demo, tmp_path):
     assert len(list((tmp_path / "out").iterdir())) == 1
 
 
+def test_demo_shows_what_is_unusual_about_a_request(start_demo):
+    process = start_demo(FRAMES="20", SIGMA_POINTS="2")
+    stdout, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stderr
+    assert "notice: frames=20 is not 17k + 5: rounded up to 22 (0.92 s)" in stdout
+
+
 def test_demo_names_the_workflows_there_are(start_demo):
     process = start_demo(WORKFLOW="t2v")
     _, stderr = process.communicate(timeout=60)
