@@ -4,8 +4,8 @@
 
 Writes 1344x768 at 30 fps with sound (H.264, AAC) into a temporary folder, reads and encodes it with the tiny H3 in a
 program of its own, and notes the largest resident memory of that program in each stage: the reading alone, then the
-whole stage as a job runs it. The frames alone, 362 of 3 MB, are 1.04 GiB (1.12 GB). On a CPU the encoder's activations
-count too.
+whole stage as a job runs it. The frames alone, 362 of 3 MB, are 1.04 GiB (1.12 GB). On a CPU the encoding takes long,
+and its activations count too.
 """
 
 import argparse
