@@ -26,6 +26,7 @@ from comfyui_h3.h3core.media.references import (
     ReferenceAudio,
     ReferenceImage,
     ReferenceVideo,
+    reference_names,
 )
 from comfyui_h3.h3core.media.sound import check_audio
 from comfyui_h3.h3core.request import reported, resolve_size
@@ -89,17 +90,6 @@ def check_references(references: tuple[object, ...], *, complete: bool = True) -
         )
     if complete and references and all(isinstance(reference, ReferenceAudio) for reference in references):
         raise RequestError("a reference sound is given alone; add a reference picture or video, H3 needs one beside it")
-
-
-def reference_names(references: tuple[Reference, ...]) -> list[str]:
-    """What messages call each reference: "reference picture 1", "reference video 1", "reference sound 1"."""
-    counts = {"picture": 0, "video": 0, "sound": 0}
-    names = []
-    for reference in references:
-        word = {ReferenceImage: "picture", ReferenceVideo: "video", ReferenceAudio: "sound"}[type(reference)]
-        counts[word] += 1
-        names.append(f"reference {word} {counts[word]}")
-    return names
 
 
 def used_part(reference: ReferenceVideo) -> ClipInfo:

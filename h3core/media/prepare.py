@@ -14,7 +14,14 @@ from torch import Tensor
 from comfyui_h3.h3core.media.canvas import FPS
 from comfyui_h3.h3core.media.conform import check_reference_frames, conform, vae_frames
 from comfyui_h3.h3core.media.pictures import cover, reference_size, resize
-from comfyui_h3.h3core.media.references import MediaRequest, Reference, ReferenceAudio, ReferenceImage, ReferenceVideo
+from comfyui_h3.h3core.media.references import (
+    MediaRequest,
+    Reference,
+    ReferenceAudio,
+    ReferenceImage,
+    ReferenceVideo,
+    reference_names,
+)
 from comfyui_h3.h3core.media.sound import is_too_short, reference_waveform
 from comfyui_h3.h3core.types import Audio, Progress, ResolvedRequest
 
@@ -64,17 +71,8 @@ def prepare(request: MediaRequest, resolved: ResolvedRequest, announce: Announce
             frames=fit(keyframe.pixels, resolved.width, resolved.height)[None],
             frame=keyframe.frame,
         )
-    counts = {"picture": 0, "video": 0, "sound": 0}
-    for reference in request.references:
-        word = _word(reference)
-        counts[word] += 1
-        yield _prepare_reference(reference, f"{word} {counts[word]}", resolved, announce)
-
-
-def _word(reference: Reference) -> str:
-    if isinstance(reference, ReferenceImage):
-        return "picture"
-    return "sound" if isinstance(reference, ReferenceAudio) else "video"
+    for name, reference in zip(reference_names(request.references), request.references, strict=True):
+        yield _prepare_reference(reference, name, resolved, announce)
 
 
 def _prepare_reference(
@@ -86,7 +84,7 @@ def _prepare_reference(
         size = reference_size(width, height, reference.size, resolved.width * resolved.height)
         return PreparedMedium(name=name, kind="image", frames=resize(reference.pixels, *size)[None])
     if isinstance(reference, ReferenceAudio):
-        samples = reference_waveform(reference.audio, seconds, what=f"reference {name}")
+        samples = reference_waveform(reference.audio, seconds, what=name)
         return PreparedMedium(name=name, kind="audio", samples=samples)
     frames = conform(
         reference.clip,
@@ -97,7 +95,7 @@ def _prepare_reference(
     )
     check_reference_frames(len(frames))
     audio = _own_sound(reference, name, seconds) if reference.soundtrack == "own" else reference.soundtrack
-    waveform = None if audio is None else reference_waveform(audio, seconds, what=f"the sound of reference {name}")
+    waveform = None if audio is None else reference_waveform(audio, seconds, what=f"the sound of {name}")
     return PreparedMedium(name=name, kind="video", frames=frames, samples=waveform)
 
 
@@ -107,6 +105,6 @@ def _own_sound(reference: ReferenceVideo, name: str, seconds: float) -> Audio | 
     if audio is None or not is_too_short(audio.samples.shape[-1], audio.sample_rate):
         return audio
     reference.clip.notice_sound(
-        f"the sound of reference {name} is shorter than 25 ms where its picture is used: it counts as none"
+        f"the sound of {name} is shorter than 25 ms where its picture is used: it counts as none"
     )
     return None

@@ -67,6 +67,17 @@ class ReferenceAudio:
 Reference: TypeAlias = ReferenceImage | ReferenceVideo | ReferenceAudio
 
 
+def reference_names(references: tuple[Reference, ...]) -> list[str]:
+    """What messages call each reference: "reference picture 1", "reference video 1", "reference sound 1"."""
+    counts = {"picture": 0, "video": 0, "sound": 0}
+    names = []
+    for reference in references:
+        word = {ReferenceImage: "picture", ReferenceVideo: "video", ReferenceAudio: "sound"}[type(reference)]
+        counts[word] += 1
+        names.append(f"reference {word} {counts[word]}")
+    return names
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MediaRequest:
     """The media of one request, and the size and length of the video they are for.

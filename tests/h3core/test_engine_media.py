@@ -100,14 +100,14 @@ def test_equal_media_are_encoded_once(tiny_h3):
         return lambda done, total: None
 
     first = engine.encode_media(REFERENCES, on_medium=on_medium)
-    assert calls == ["Encoding picture 1", "Reading video 1", "Encoding video 1"]
+    assert calls == ["Encoding reference picture 1", "Reading reference video 1", "Encoding reference video 1"]
     calls.clear()
     again = engine.encode_media(dataclasses.replace(REFERENCES, references=(VIDEO, IMAGE)), on_medium=on_medium)
-    assert calls == ["Reading video 1"]
+    assert calls == ["Reading reference video 1"]
     assert torch.equal(first.media[1].condition.video, again.media[0].condition.video)
     engine.unload()
     engine.encode_media(REFERENCES, on_medium=on_medium)
-    assert "Encoding picture 1" in calls
+    assert "Encoding reference picture 1" in calls
 
 
 def test_other_pixels_are_encoded_anew(tiny_engine, references):
@@ -289,7 +289,7 @@ def test_encoding_of_media_is_cancelled_at_a_tile(tiny_h3):
 
     def on_medium(name):
         def progress(done, total):
-            if name.startswith("Encoding video") and done == 1:
+            if name.startswith("Encoding reference video") and done == 1:
                 raise Cancelled
 
         return progress

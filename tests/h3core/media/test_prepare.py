@@ -55,8 +55,8 @@ def test_keyframes_come_to_the_canvas_and_references_to_their_own(fit):
     assert [(medium.name, medium.kind, medium.frame) for medium in media] == [
         ("keyframe 1", "keyframe", 0),
         ("keyframe 2", "keyframe", 38),
-        ("picture 1", "image", None),
-        ("sound 1", "audio", None),
+        ("reference picture 1", "image", None),
+        ("reference sound 1", "audio", None),
     ]
     assert [medium.frames.shape for medium in media[:3]] == [(1, 64, 96, 3)] * 3
     assert [bool((medium.frames[0, :, 0] == 0).all()) for medium in media[:2]] == [fit == "release", False]
@@ -132,7 +132,7 @@ def test_a_silenced_clip_has_no_sound():
 )
 def test_the_encoder_sees_two_frames_a_second_with_their_times(num_frames, num_sampled, shown):
     frames = torch.arange(num_frames)[:, None, None, None]
-    view = PreparedMedium(name="video 1", kind="video", frames=frames).view
+    view = PreparedMedium(name="reference video 1", kind="video", frames=frames).view
     assert view.flatten().tolist() == list(range(0, num_frames, 12))
     assert len(view) == num_sampled
     assert [f"{time:.1f}" for time in block_timestamps(len(view))] == shown
