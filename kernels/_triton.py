@@ -10,13 +10,18 @@ from types import SimpleNamespace
 MISSING: str | None
 INTERPRETED: bool
 
+
+def _inert(kernel=None, **options):
+    return _inert if kernel is None else kernel
+
+
 try:
     import triton
     import triton.language as tl
 except ImportError as error:
     MISSING = f"triton cannot be imported ({error})"
     INTERPRETED = False
-    triton = SimpleNamespace(jit=lambda kernel: kernel)  # type: ignore[assignment]
+    triton = SimpleNamespace(jit=_inert)  # type: ignore[assignment]
     tl = SimpleNamespace(constexpr=object)  # type: ignore[assignment]
 else:
     MISSING = None

@@ -120,3 +120,33 @@ def _log_once(level: int, op: str, choice: str) -> None:
     if (op, choice) not in _logged:
         _logged.add((op, choice))
         log.log(level, "%s runs on %s", op, choice)
+
+
+def float32_signal(x: Tensor, **tensors: Tensor) -> str | None:
+    """What keeps a signal ``x`` (B, C, n) and what is computed with it from a kernel of the vocoder, or None: float32,
+    on one device, without gradients to record, and an item of ``x`` countable in 32 bits."""
+    for name, tensor in {"x": x, **tensors}.items():
+        if tensor.dtype != torch.float32:
+            return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not float32"
+        if tensor.device != x.device:
+            return f"{name} is on {tensor.device}, not on {x.device}"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return f"{name} requires a gradient, and the kernels have no backward"
+    if x[0].numel() >= 2**31:
+        return "x has 2**31 values in one item, and the kernels count them in 32 bits"
+    return None
+
+
+def rows_of(dtype: torch.dtype, **tensors: Tensor) -> str | None:
+    """As ``bf16_rows``, for rows in ``dtype``."""
+    device = next(iter(tensors.values())).device
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype:
+            return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not {str(dtype).removeprefix('torch.')}"
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            return f"{name} is strided in its last dimension"
+        if tensor.device != device:
+            return f"{name} is on {tensor.device}, not on {device}"
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return f"{name} requires a gradient, and the kernels have no backward"
+    return None

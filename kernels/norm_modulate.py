@@ -11,10 +11,10 @@ from torch import Tensor
 from comfyui_h3.kernels._triton import tl, triton
 from comfyui_h3.kernels.dispatch import bf16_rows, row_index, use_triton
 from comfyui_h3.kernels.launch import Launch, pick
-from comfyui_h3.kernels.rounding import round_bf16
+from comfyui_h3.kernels.rounding import add_bf16, mul_bf16, to_bf16
 
 # block: columns read at a time; a row is read twice, the second time from the cache.
-LAUNCH = {(9, 0): Launch(block=2048, num_warps=4), None: Launch(block=2048, num_warps=4)}
+LAUNCH = {(9, 0): Launch(block=8192, num_warps=8), None: Launch(block=8192, num_warps=8)}
 
 
 def norm_modulate_ref(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, index: Tensor, eps: float) -> Tensor:
@@ -41,12 +41,10 @@ def _norm_modulate_kernel(
         mask = col < D
         x = tl.load(x_row + col, mask=mask, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + col, mask=mask, other=0.0).to(tl.float32)
-        scale = tl.load(scale_ptr + table_row * scale_stride + col, mask=mask, other=0.0).to(tl.float32)
-        shift = tl.load(shift_ptr + table_row * shift_stride + col, mask=mask, other=0.0).to(tl.float32)
-        h = round_bf16(x * rstd * weight)
-        h = round_bf16(h * round_bf16(1.0 + scale))
-        out = round_bf16(h + shift)
-        tl.store(out_ptr + row * D + col, out.to(tl.bfloat16), mask=mask)
+        scale = tl.load(scale_ptr + table_row * scale_stride + col, mask=mask, other=0.0)
+        shift = tl.load(shift_ptr + table_row * shift_stride + col, mask=mask, other=0.0)
+        h = mul_bf16(to_bf16(x * rstd * weight), add_bf16(scale, tl.full([BLOCK], 1.0, tl.bfloat16)))
+        tl.store(out_ptr + row * D + col, add_bf16(h, shift), mask=mask)
 
 
 def norm_modulate(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, index: Tensor, eps: float) -> Tensor:

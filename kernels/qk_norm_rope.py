@@ -6,10 +6,12 @@ With n = rms_norm(x[s, head]) and j < R / 2:
 and the channels from R on pass through as n.
 
 H3: S = rows of this rank (4,722 for 5 s at 1344x768 on 8 GPUs), N = 56, H = 128, R = 96, bfloat16; q and k are views of
-one packed (S, 3 * N * H) projection.
+one packed (S, 3 * N * H) projection, which is what attention then reads.
 Rounding: the norm once, after its weight; then each product and each sum to bf16, as in eager PyTorch. Equal to the
 reference but for the order in which the squares of a head are added up.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -17,10 +19,12 @@ from torch import Tensor
 from comfyui_h3.kernels._triton import tl, triton
 from comfyui_h3.kernels.dispatch import bf16_rows, use_triton
 from comfyui_h3.kernels.launch import Launch, pick
-from comfyui_h3.kernels.rounding import round_bf16
+from comfyui_h3.kernels.rounding import add_bf16, mul_bf16, to_bf16
 
-# block: heads of q, and as many of k, in one program.
-LAUNCH = {(9, 0): Launch(block=8, num_warps=1), None: Launch(block=8, num_warps=1)}
+WIDEST_LOAD = 8  # bfloat16 values in one access of a thread
+
+# block: heads of a row computed at a time, of q and then of k.
+LAUNCH = {(9, 0): Launch(block=4, num_warps=1), None: Launch(block=4, num_warps=1)}
 
 
 def qk_norm_rope_ref(
@@ -39,79 +43,70 @@ def _norm_rope_ref(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: flo
 
 @triton.jit
 def _norm_rope(
-    out_ptr, x_ptr, weight_ptr, cos, sin, head, head_mask, x_stride, eps,
-    H: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    x_row, weight_ptr, cos, sin, col, partner_col, head, N, head_stride, eps,
+    H: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One block of heads of one row; out_ptr and x_ptr: head 0 of that row. cos, sin: [1, HALF_BLOCK]."""
-    rest: tl.constexpr = H - 2 * HALF
-    col = tl.arange(0, HALF_BLOCK)[None, :]
-    mask = head_mask & (col < HALF)  # [heads, HALF_BLOCK]
-    x_head = x_ptr + head * x_stride  # [heads, 1]
-    first = tl.load(x_head + col, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x_head + HALF + col, mask=mask, other=0.0).to(tl.float32)
-    squares = tl.sum(first * first + second * second, axis=1)  # [heads]
-    if rest > 0:
-        rest_col = tl.arange(0, REST_BLOCK)[None, :]
-        rest_mask = head_mask & (rest_col < rest)
-        passed = tl.load(x_head + 2 * HALF + rest_col, mask=rest_mask, other=0.0).to(tl.float32)
-        squares += tl.sum(passed * passed, axis=1)
-    rstd = tl.rsqrt(tl.div_rn(squares, H * 1.0) + eps)[:, None]
-
-    out_head = out_ptr + head * H
-    col_mask = col < HALF
-    first = round_bf16(first * rstd * tl.load(weight_ptr + col, mask=col_mask, other=0.0).to(tl.float32))
-    second = round_bf16(second * rstd * tl.load(weight_ptr + HALF + col, mask=col_mask, other=0.0).to(tl.float32))
-    out = round_bf16(round_bf16(first * cos) - round_bf16(second * sin))
-    tl.store(out_head + col, out.to(tl.bfloat16), mask=mask)
-    out = round_bf16(round_bf16(second * cos) + round_bf16(first * sin))
-    tl.store(out_head + HALF + col, out.to(tl.bfloat16), mask=mask)
-    if rest > 0:
-        weight = tl.load(weight_ptr + 2 * HALF + rest_col, mask=rest_col < rest, other=0.0).to(tl.float32)
-        out = round_bf16(passed * rstd * weight)
-        tl.store(out_head + 2 * HALF + rest_col, out.to(tl.bfloat16), mask=rest_mask)
+    """Turns the heads of one row where they are, HEADS at a time. All tensors [HEADS, H_BLOCK], head [HEADS, 1]."""
+    weight = tl.load(weight_ptr + col, mask=col < H, other=0.0).to(tl.float32)
+    partner_weight = tl.load(weight_ptr + partner_col, mask=col < H, other=0.0).to(tl.float32)
+    for start in range(0, N, HEADS):
+        x_head = x_row + (start + head) * head_stride
+        mask = (start + head < N) & (col < H)
+        x = tl.load(x_head + col, mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.rsqrt(tl.div_rn(tl.sum(x * x, axis=1, keep_dims=True), H * 1.0) + eps)
+        out = to_bf16(x * rstd * weight)
+        if HALF > 0:
+            partner = tl.load(x_head + partner_col, mask=mask, other=0.0).to(tl.float32)
+            partner = to_bf16(partner * rstd * partner_weight)
+            tl.debug_barrier()  # other threads have read what is now written over
+            out = add_bf16(mul_bf16(out, cos), mul_bf16(partner, sin))
+        tl.store(x_head + col, out, mask=mask)
 
 
 @triton.jit
 def _qk_norm_rope_kernel(
-    q_out_ptr, k_out_ptr, q_ptr, k_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
+    q_ptr, k_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, cos_stride, sin_stride, N, eps,
-    H: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    H: tl.constexpr, HALF: tl.constexpr, VEC: tl.constexpr, H_BLOCK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # row * stride may pass 2**31
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
-    head_mask = head < N
-    col = tl.arange(0, HALF_BLOCK)[None, :]
-    cos = tl.load(cos_ptr + row * cos_stride + col, mask=col < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + row * sin_stride + col, mask=col < HALF, other=0.0).to(tl.float32)
-    _norm_rope(
-        q_out_ptr + row * N * H, q_ptr + row * q_row_stride, q_weight_ptr, cos, sin, head, head_mask,
-        q_head_stride, eps, H, HALF, HALF_BLOCK, REST_BLOCK,
-    )  # fmt: skip
-    _norm_rope(
-        k_out_ptr + row * N * H, k_ptr + row * k_row_stride, k_weight_ptr, cos, sin, head, head_mask,
-        k_head_stride, eps, H, HALF, HALF_BLOCK, REST_BLOCK,
-    )  # fmt: skip
+    head = tl.arange(0, HEADS)[:, None]
+    # A channel's partner is half a rotation away: in whole vectors of VEC, which the compiler then reads as such.
+    col = tl.arange(0, H_BLOCK)[None, :] + 0 * head
+    vec, lane = col // VEC, col % VEC
+    angle_vec = tl.where(vec < HALF // VEC, vec, vec - HALF // VEC)
+    partner_vec = tl.where(vec < HALF // VEC, vec + HALF // VEC, angle_vec)
+    partner_col = tl.where(vec < 2 * HALF // VEC, partner_vec, vec) * VEC + lane
+    # y = n * cos + partner * sin, where sin changes its sign in the first half; channels that pass have 1 and 0.
+    turns = vec < 2 * HALF // VEC
+    angle_col = angle_vec * VEC + lane
+    cos = tl.load(cos_ptr + row * cos_stride + angle_col, mask=turns, other=1.0)
+    sin = tl.load(sin_ptr + row * sin_stride + angle_col, mask=turns, other=0.0).to(tl.float32)
+    sin = to_bf16(tl.where(vec < HALF // VEC, -sin, sin))
+    q_row, k_row = q_ptr + row * q_row_stride, k_ptr + row * k_row_stride
+    _norm_rope(q_row, q_weight_ptr, cos, sin, col, partner_col, head, N, q_head_stride, eps, H, HALF, HEADS)
+    _norm_rope(k_row, k_weight_ptr, cos, sin, col, partner_col, head, N, k_head_stride, eps, H, HALF, HEADS)
 
 
 def qk_norm_rope(
     q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """q, k: (S, N, H), rows and heads may be strided; q_weight, k_weight: (H,); cos, sin: (S, R / 2) in q.dtype,
-    R <= H even -> contiguous (S, N, H) for q and for k."""
+    R <= H even, 0 for the norm alone -> q, k (S, N, H).
+
+    q and k are given away: the results may lie in their memory.
+    """
     problem = bf16_rows(q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
     if not use_triton("qk_norm_rope", q.device, problem):
         return qk_norm_rope_ref(q, k, q_weight, k_weight, cos, sin, eps)
     num_rows, num_heads, head_dim = q.shape
     half = cos.shape[-1]
     launch = pick(LAUNCH, q.device)
-    q_out = torch.empty((num_rows, num_heads, head_dim), dtype=q.dtype, device=q.device)
-    k_out = torch.empty_like(q_out)
-    grid = (num_rows, triton.cdiv(num_heads, launch.block))
     with torch.cuda.device_of(q):
-        _qk_norm_rope_kernel[grid](
-            q_out, k_out, q, k, q_weight, k_weight, cos, sin,
+        _qk_norm_rope_kernel[(num_rows,)](
+            q, k, q_weight, k_weight, cos, sin,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0), sin.stride(0), num_heads, eps,
-            H=head_dim, HALF=half, HEADS=launch.block, HALF_BLOCK=triton.next_power_of_2(half),
-            REST_BLOCK=triton.next_power_of_2(max(1, head_dim - 2 * half)), num_warps=launch.num_warps,
+            H=head_dim, HALF=half, VEC=math.gcd(half, head_dim, WIDEST_LOAD), H_BLOCK=triton.next_power_of_2(head_dim),
+            HEADS=launch.block, num_warps=launch.num_warps,
         )  # fmt: skip
-    return q_out, k_out
+    return q, k

@@ -10,7 +10,7 @@ from comfyui_h3.kernels.swiglu import swiglu, swiglu_ref
 def test_is_bit_identical_to_reference(num_rows, dim, device, generator):
     gate_up = (3 * torch.randn(num_rows, 2 * dim, device=device, generator=generator)).bfloat16()
     with backend("triton"):
-        out = swiglu(gate_up)
+        out = swiglu(gate_up.clone())
     assert out.shape == (num_rows, dim)
     assert torch.equal(out, swiglu_ref(gate_up))
 
@@ -24,7 +24,7 @@ def test_silu_of_every_bf16_gate_is_bit_identical_to_reference(device):
         gate = gate[(gate == 0) | (gate.abs() >= 2.0**-124)]
     gate_up = torch.stack((gate, torch.ones_like(gate))).view(1, -1)
     with backend("triton"):
-        out = swiglu(gate_up)
+        out = swiglu(gate_up.clone())
     assert torch.equal(out, swiglu_ref(gate_up))
 
 
@@ -32,9 +32,13 @@ def test_silu_of_every_bf16_gate_is_bit_identical_to_reference(device):
 def test_reads_strided_rows_in_place(device, generator):
     wide = torch.randn(37, 500, device=device, generator=generator).bfloat16()
     gate_up = wide[:, 90:490]
+    expected = swiglu_ref(gate_up.contiguous())
+    around = wide[:, :90].clone(), wide[:, 290:].clone()
     with backend("triton"):
         out = swiglu(gate_up)
-    assert torch.equal(out, swiglu_ref(gate_up.contiguous()))
+    assert torch.equal(out, expected)
+    assert torch.equal(wide[:, :90], around[0])
+    assert torch.equal(wide[:, 290:], around[1])
 
 
 def test_first_half_is_the_gate(device):
@@ -48,8 +52,10 @@ def test_first_half_is_the_gate(device):
 def test_addresses_pass_2_to_the_31(device, generator):
     gate_up = torch.zeros(75_008, 28_672, device=device, dtype=torch.bfloat16)  # 2.15e9 elements, 4.3 GB
     gate_up[-64:] = torch.randn(64, 28_672, device=device, generator=generator).bfloat16()
+    shard = gate_up[-75_008 // 8 :].clone()
+    expected = swiglu_ref(gate_up[-64:])
     with backend("triton"):
         out = swiglu(gate_up)
-        eighth = swiglu(gate_up[-75_008 // 8 :])
-    assert torch.equal(out[-64:], swiglu_ref(gate_up[-64:]))
+        eighth = swiglu(shard)
+    assert torch.equal(out[-64:], expected)
     assert torch.equal(out[-75_008 // 8 :], eighth)
