@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from comfyui_h3.h3core.errors import OutputError
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
-from comfyui_h3.h3core.models.audio_vae.vocoder import Vocoder
+from comfyui_h3.h3core.models.audio_vae.vocoder import Conv, Vocoder
 from comfyui_h3.h3core.models.audio_vae.weight_norm import fold_weight_norm
 from comfyui_h3.h3core.models.precision import exact_fp32
 
@@ -23,8 +23,14 @@ class AudioDecoder(nn.Module):
         self.decoder = Vocoder(config)
 
     def fold_weight_norm(self) -> None:
-        """Fold the weights once they are there: the same sound without computing every weight anew in each call."""
+        """Fold the weights once they are there: the same sound without computing every weight anew in each call.
+
+        In memory they then lie as the kernel reads them: the taps of all channels, the channels innermost.
+        """
         fold_weight_norm(self)
+        for module in self.modules():
+            if isinstance(module, Conv):
+                module.weight = nn.Parameter(module.weight.mT.contiguous().mT, requires_grad=False)
 
     def forward(self, z: Tensor) -> Tensor:
         return self.decoder(self.dec_in_proj(z))
@@ -34,7 +40,7 @@ class AudioDecoder(nn.Module):
 def decode(decoder: AudioDecoder, latents: Tensor) -> Tensor:
     """Normalised latents of two channels (2, 32, A) fp32 -> their samples (2, 800 * A) fp32 in [-1, 1].
 
-    Raises OutputError when the result is not finite.
+    Equal latents give equal bits. Raises OutputError when the result is not finite.
     """
     config = decoder.config
     if latents.ndim != 3 or latents.shape[1] != config.latent_channels or 0 in latents.shape:

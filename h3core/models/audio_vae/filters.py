@@ -1,20 +1,11 @@
-"""The alias-free activation of the vocoder: twice the rate, SnakeBeta, and back.
-
-With x of length n, clamped at its ends, and the 12 taps f, the module form below is
-
-    u[2t]     = 2 * sum(x[t + j] * f[5 - 2j] for j in -3..2)
-    u[2t + 1] = 2 * sum(x[t + j] * f[6 - 2j] for j in -2..3)
-    v         = snake_beta(u)                                  2n samples
-    y[t]      = sum(f[k] * v[2t + k - 5] for k in 0..11)       clamped on v, not on x
-"""
+"""The alias-free activation of the vocoder: twice the rate, SnakeBeta, and back. Its formula is that of the kernel."""
 
 import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-NUM_TAPS = 12
+from comfyui_h3.kernels.snake_beta import NUM_TAPS, snake_beta
 
 
 def kaiser_sinc_filter() -> Tensor:
@@ -26,59 +17,31 @@ def kaiser_sinc_filter() -> Tensor:
     return (taps / taps.sum()).view(1, 1, NUM_TAPS)
 
 
-class Upsample(nn.Module):
-    """(B, C, n) -> (B, C, 2n)."""
+class Taps(nn.Module):
+    """A filter, under the name the checkpoint has."""
 
     filter: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("filter", kaiser_sinc_filter())
-
-    def forward(self, x: Tensor) -> Tensor:
-        channels = x.shape[1]
-        x = F.pad(x, (5, 5), mode="replicate")
-        x = 2 * F.conv_transpose1d(x, self.filter.expand(channels, -1, -1), stride=2, groups=channels)
-        return x[..., 15:-15]
-
-
-class LowPass(nn.Module):
-    """(B, C, 2n) -> (B, C, n)."""
-
-    filter: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("filter", kaiser_sinc_filter())
-
-    def forward(self, x: Tensor) -> Tensor:
-        channels = x.shape[1]
-        x = F.pad(x, (5, 6), mode="replicate")
-        return F.conv1d(x, self.filter.expand(channels, -1, -1), stride=2, groups=channels)
 
 
 class Downsample(nn.Module):
-    """Holds the low-pass under the name the checkpoint has."""
+    """Its filter is one level deeper, as the checkpoint's names have it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lowpass = LowPass()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lowpass(x)
+        self.lowpass = Taps()
 
 
 class SnakeBeta(nn.Module):
-    """x + sin(alpha x)^2 / beta per channel; both are stored as logarithms, (C,)."""
+    """The parameters of x + sin(alpha x)^2 / beta per channel; both are stored as logarithms, (C,)."""
 
     def __init__(self, channels: int):
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        alpha, beta = self.alpha.exp()[:, None], self.beta.exp()[:, None]
-        return x + (1.0 / (beta + 1e-9)) * torch.sin(x * alpha).pow(2)
 
 
 class AliasFreeSnakeBeta(nn.Module):
@@ -86,9 +49,10 @@ class AliasFreeSnakeBeta(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        self.upsample = Upsample()
+        self.upsample = Taps()
         self.act = SnakeBeta(channels)
         self.downsample = Downsample()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.downsample(self.act(self.upsample(x)))
+        act, up, down = self.act, self.upsample.filter, self.downsample.lowpass.filter
+        return snake_beta(x, act.alpha, act.beta, up, down)

@@ -1,10 +1,27 @@
 """The vocoder (BigVGAN): 40 feature vectors per second to 32,000 samples per second."""
 
+from __future__ import annotations
+
 from torch import Tensor, nn
 
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.filters import AliasFreeSnakeBeta
-from comfyui_h3.h3core.models.audio_vae.weight_norm import WeightNormConv1d, WeightNormConvTranspose1d
+from comfyui_h3.h3core.models.audio_vae.weight_norm import WeightNormConv1d, WeightNormConvTranspose1d, weight_of
+from comfyui_h3.kernels.conv1d import conv1d
+
+
+class Conv(WeightNormConv1d):
+    """A convolution that keeps the length: (B, C, n) -> (B, C', n). What is added to its result is added on the way."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, bias: bool = True):
+        super().__init__(in_channels, out_channels, kernel, dilation=dilation, bias=bias)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, total: Tensor | None = None, divisor: int = 1
+    ) -> Tensor:
+        """(conv(x) + residual + total) / divisor."""
+        dilation = self.dilation[0]
+        return conv1d(x, weight_of(self), self.bias, dilation, residual=residual, total=total, divisor=divisor)
 
 
 class ResBlock(nn.Module):
@@ -12,17 +29,16 @@ class ResBlock(nn.Module):
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]):
         super().__init__()
-        self.convs1 = nn.ModuleList(
-            WeightNormConv1d(channels, channels, kernel, dilation=d, padding=(kernel - 1) * d // 2) for d in dilations
-        )
-        self.convs2 = nn.ModuleList(
-            WeightNormConv1d(channels, channels, kernel, padding=(kernel - 1) // 2) for _ in dilations
-        )
+        self.convs1 = nn.ModuleList(Conv(channels, channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(Conv(channels, channels, kernel) for _ in dilations)
         self.activations = nn.ModuleList(AliasFreeSnakeBeta(channels) for _ in range(2 * len(dilations)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, total: Tensor | None = None, divisor: int = 1) -> Tensor:
+        """(the block's result + total) / divisor: blocks side by side are added up as they come."""
+        last = len(self.convs1) - 1
         for i, (conv1, conv2) in enumerate(zip(self.convs1, self.convs2, strict=True)):
-            x = x + conv2(self.activations[2 * i + 1](conv1(self.activations[2 * i](x))))
+            y = self.activations[2 * i + 1](conv1(self.activations[2 * i](x)))
+            x = conv2(y, residual=x) if i < last else conv2(y, residual=x, total=total, divisor=divisor)
         return x
 
 
@@ -31,7 +47,7 @@ class Vocoder(nn.Module):
 
     def __init__(self, config: AudioVAEConfig):
         super().__init__()
-        self.conv_pre = WeightNormConv1d(config.latent_dim, config.decoder_dim, 7, padding=3)
+        self.conv_pre = Conv(config.latent_dim, config.decoder_dim, 7)
         self.ups = nn.ModuleList()
         self.resblocks = nn.ModuleList()
         self.num_kernels = len(config.resblock_kernels)
@@ -43,15 +59,15 @@ class Vocoder(nn.Module):
             channels //= 2
             self.resblocks.extend(ResBlock(channels, k, config.dilations) for k in config.resblock_kernels)
         self.activation_post = AliasFreeSnakeBeta(channels)
-        self.conv_post = WeightNormConv1d(channels, 1, 7, padding=3, bias=False)
+        self.conv_post = Conv(channels, 1, 7, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_pre(x)
         for i, up in enumerate(self.ups):
             x = up[0](x)  # type: ignore[index]
-            first = i * self.num_kernels
-            total = self.resblocks[first](x)
-            for block in self.resblocks[first + 1 : first + self.num_kernels]:
-                total = total + block(x)
-            x = total / self.num_kernels
+            first, last = i * self.num_kernels, (i + 1) * self.num_kernels - 1
+            total = None
+            for block in self.resblocks[first:last]:
+                total = block(x, total)
+            x = self.resblocks[last](x, total, divisor=self.num_kernels)  # the mean of the blocks
         return self.conv_post(self.activation_post(x)).clamp(-1, 1)

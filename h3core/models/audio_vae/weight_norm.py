@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from comfyui_h3.kernels.conv1d import conv_transpose1d
+
 
 class LengthAndDirection(nn.Module):
     """Weight w = g * v / |v|, the norm over all dims but the first; original0 is g, original1 is v."""
@@ -34,7 +36,8 @@ def _is_split(conv: nn.Module) -> bool:
     return "parametrizations" in conv._modules
 
 
-def _weight(conv: Any) -> Tensor:
+def weight_of(conv: Any) -> Tensor:
+    """The weight of a convolution, folded or not."""
     return conv.parametrizations["weight"]() if _is_split(conv) else conv.weight
 
 
@@ -44,7 +47,7 @@ class WeightNormConv1d(nn.Conv1d):
         _split_weight(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv1d(x, _weight(self), self.bias, self.stride, self.padding, self.dilation)
+        return F.conv1d(x, weight_of(self), self.bias, self.stride, self.padding, self.dilation)
 
 
 class WeightNormConvTranspose1d(nn.ConvTranspose1d):
@@ -55,7 +58,8 @@ class WeightNormConvTranspose1d(nn.ConvTranspose1d):
         _split_weight(self)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return F.conv_transpose1d(x, _weight(self), self.bias, self.stride, self.padding)  # type: ignore[arg-type]
+        assert self.bias is not None
+        return conv_transpose1d(x, weight_of(self), self.bias, self.stride[0])
 
 
 def fold_weight_norm(module: nn.Module) -> None:
@@ -67,6 +71,6 @@ def fold_weight_norm(module: nn.Module) -> None:
     with torch.no_grad():
         for child in module.modules():
             if isinstance(child, (WeightNormConv1d, WeightNormConvTranspose1d)) and _is_split(child):
-                weight = _weight(child)
+                weight = weight_of(child)
                 del child.parametrizations
                 child.weight = nn.Parameter(weight, requires_grad=False)
