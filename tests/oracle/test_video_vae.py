@@ -11,6 +11,7 @@ from comfyui_h3.h3core.models.video_vae.encoder import (
     normalize_latents,
     normalize_pixels,
 )
+from comfyui_h3.kernels.dispatch import backend
 from comfyui_h3.tests.oracle.vae_oracle import diffusers_video_vae, randomize, tiny_video_config
 from comfyui_h3.tests.tolerances import relative_error
 
@@ -87,6 +88,16 @@ def test_moments_of_many_tiles_and_clips_equal_diffusers(smallest_tiles, num_fra
     assert wanted.std() > 0.1
     assert torch.equal(encode_moments(encoder, pixels, exact=True), wanted)
     assert relative_error(encode_moments(encoder, pixels), wanted) <= ENCODE_TOLERANCE
+
+
+@pytest.mark.parametrize(("num_frames", "height", "width"), [(1, 48, 80), (22, 48, 48)])
+def test_moments_of_float16_halves_equal_diffusers(smallest_tiles, num_frames, height, width):
+    encoder, _, vae = smallest_tiles
+    pixels = torch.rand(3, num_frames, height, width, generator=torch.Generator().manual_seed(num_frames))
+    with torch.no_grad(), backend("torch"):
+        wanted = vae.encode(normalize_pixels(pixels)[None]).latent_dist.parameters[0]
+        moments = encode_moments(encoder, pixels, precision="split")
+    assert relative_error(moments, wanted) <= ENCODE_TOLERANCE
 
 
 def test_moments_of_an_image_at_the_official_tile_size_equal_diffusers(official_tiles):

@@ -1,7 +1,9 @@
-"""The blocks of the convolutional encoder: causal in time, mirrored at the borders of a frame."""
+"""The convolutional encoder and its blocks: causal in time, mirrored at the borders of a frame."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
 
 EPS = 1e-6
 NORM_GROUPS = 32
@@ -81,3 +83,26 @@ class Level(nn.Module):
         for block in self.block:
             x = block(x)
         return x if self.downsample is None else self.downsample(x)
+
+
+class ConvEncoder(nn.Module):
+    """Normalised pixels (B, 3, T, H, W) -> features (B, 48, T', H / 16, W / 16), T' = 5, 2, 1 for T = 17, 5, 1."""
+
+    def __init__(self, config: VideoVAEConfig):
+        super().__init__()
+        widths = [config.ch * mult for mult in config.ch_mult]
+        self.conv_in = CausalConv3d(config.pixel_channels, config.ch)
+        self.down = nn.ModuleList(
+            Level(before, width, config.num_res_blocks, space, time)
+            for before, width, space, time in zip(
+                [config.ch, *widths[:-1]], widths, config.space_down, config.time_down, strict=True
+            )
+        )
+        self.norm_out = FrameGroupNorm(widths[-1])
+        self.conv_out = CausalConv3d(widths[-1], 2 * config.latent_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for level in self.down:
+            x = level(x)
+        return self.conv_out(F.silu(self.norm_out(x)))

@@ -2,12 +2,13 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from comfyui_h3.h3core.config import EncodePrecision
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.models.precision import exact_fp32
-from comfyui_h3.h3core.models.video_vae.blocks import CausalConv3d, FrameGroupNorm, Level
+from comfyui_h3.h3core.models.video_vae.blocks import ConvEncoder
 from comfyui_h3.h3core.models.video_vae.config import PIXEL_MEAN, PIXEL_STD, VideoVAEConfig
+from comfyui_h3.h3core.models.video_vae.split_encoder import SplitEncoder, choose_planes
 from comfyui_h3.h3core.models.video_vae.tiling import TileCanvas, TilePlan, num_tokens
 from comfyui_h3.h3core.types import Progress
 
@@ -16,41 +17,30 @@ MIN_SIDE = 32  # the mirrored border needs two pixels at every level
 # The reference draws the posterior with this seed, whatever the seed of the request.
 POSTERIOR_SEED = 42
 
-
-class ConvEncoder(nn.Module):
-    """Normalised pixels (B, 3, T, H, W) -> features (B, 48, T', H / 16, W / 16), T' = 5, 2, 1 for T = 17, 5, 1."""
-
-    def __init__(self, config: VideoVAEConfig):
-        super().__init__()
-        widths = [config.ch * mult for mult in config.ch_mult]
-        self.conv_in = CausalConv3d(config.pixel_channels, config.ch)
-        self.down = nn.ModuleList(
-            Level(before, width, config.num_res_blocks, space, time)
-            for before, width, space, time in zip(
-                [config.ch, *widths[:-1]], widths, config.space_down, config.time_down, strict=True
-            )
-        )
-        self.norm_out = FrameGroupNorm(widths[-1])
-        self.conv_out = CausalConv3d(widths[-1], 2 * config.latent_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv_in(x)
-        for level in self.down:
-            x = level(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+# Tiles encoded at a time, unless a caller says otherwise. In float32 one fills a GPU, and all of a clip would take
+# gigabytes; the split encoder batches what fills it, and deep down one tile is far from that.
+TILE_BATCH = 1
+SPLIT_TILE_BATCH = 32
 
 
 class VideoEncoder(nn.Module):
-    """Normalised pixels of one tile of one clip -> moments: 24 means, then 24 log variances. fp32 only."""
+    """Normalised pixels of tiles (B, 3, T, H, W) of one clip -> moments: 24 means, then 24 log variances. fp32 only."""
 
     def __init__(self, config: VideoVAEConfig):
         super().__init__()
         self.config = config
         self.encoder = ConvEncoder(config)
         self.quant_conv = nn.Conv3d(2 * config.latent_channels, 2 * config.latent_channels, 1)
+        self._split: dict[int, SplitEncoder] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.quant_conv(self.encoder(x))
+
+    def split(self, planes: int) -> SplitEncoder:
+        """The same function on tensor cores, made of the weights at the first call and then kept."""
+        if planes not in self._split:
+            self._split[planes] = SplitEncoder(self.encoder, self.quant_conv, planes)
+        return self._split[planes]
 
 
 def normalize_pixels(pixels: Tensor) -> Tensor:
@@ -62,26 +52,39 @@ def normalize_pixels(pixels: Tensor) -> Tensor:
 
 
 def encode(
-    encoder: VideoEncoder, pixels: Tensor, *, exact: bool = False, tile_batch: int = 1, on_tile: Progress | None = None
+    encoder: VideoEncoder,
+    pixels: Tensor,
+    *,
+    exact: bool = False,
+    precision: EncodePrecision = "float32",
+    tile_batch: int | None = None,
+    on_tile: Progress | None = None,
 ) -> Tensor:
     """An image (F = 1) or a video (3, F, H, W) -> its normalised latents (24, T, H // 16, W // 16) fp32 on the CPU.
 
     pixels: uint8, or floating in [0, 1]. T is 1 for an image, else 5 * ceil(F / 17) - 3; the right and bottom border
     is cut to multiples of 16. Raises RequestError where a side is below 32. Equal inputs give equal latents: the
-    posterior is drawn with a fixed seed. exact: see ``encode_moments``.
+    posterior is drawn with a fixed seed. exact, precision: see ``encode_moments``.
     """
-    moments = encode_moments(encoder, pixels, exact=exact, tile_batch=tile_batch, on_tile=on_tile)
+    moments = encode_moments(encoder, pixels, exact=exact, precision=precision, tile_batch=tile_batch, on_tile=on_tile)
     return normalize_latents(encoder.config, sample_posterior(moments))
 
 
 @torch.no_grad()
 def encode_moments(
-    encoder: VideoEncoder, pixels: Tensor, *, exact: bool = False, tile_batch: int = 1, on_tile: Progress | None = None
+    encoder: VideoEncoder,
+    pixels: Tensor,
+    *,
+    exact: bool = False,
+    precision: EncodePrecision = "float32",
+    tile_batch: int | None = None,
+    on_tile: Progress | None = None,
 ) -> Tensor:
     """As ``encode``, up to the moments (48, T, H // 16, W // 16) fp32 of the posterior, on the encoder's device.
 
     The last clip of a video is encoded from the 5 frames that its latents depend on. With ``exact`` it is filled up to
-    17, as the reference does: the same but for the order of sums, which other sizes of a convolution change.
+    17, as the reference does: the same but for the order of sums, which other sizes of a convolution change. precision:
+    see ``choose_planes``.
     """
     config = encoder.config
     unit = config.space_ratio
@@ -97,6 +100,10 @@ def encode_moments(
     length = 1 if frames == 1 else config.clip_length
     num_clips = -(-frames // length)
     device = encoder.quant_conv.weight.device
+    planes = choose_planes(precision, exact, config, device)
+    forward = encoder if planes is None else encoder.split(planes)
+    if tile_batch is None:
+        tile_batch = TILE_BATCH if planes is None else SPLIT_TILE_BATCH
     total = num_clips * plan.num_tiles
     if on_tile is not None:
         on_tile(0, total)
@@ -108,7 +115,7 @@ def encode_moments(
                 x = _as_many(x, length if exact else config.last_clip_length)
             for batch in plan.batches(tile_batch):
                 # Tile by tile: in float32 a whole clip at 1344x768 is a gigabyte with what its arithmetic takes.
-                canvas.add(encoder(torch.stack([normalize_pixels(plan.cut(x, index, unit)) for index in batch])))
+                canvas.add(forward(torch.stack([normalize_pixels(plan.cut(x, index, unit)) for index in batch])))
                 if on_tile is not None:
                     on_tile(clip * plan.num_tiles + batch.stop, total)
             moments.append(canvas.finish().clone())

@@ -4,7 +4,6 @@ Tiles are part of the model: the decoder's positions are relative to the tile, s
 All lengths of a tile plan are in latents (16 pixels); the frames of a video are counted here too.
 """
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
+from comfyui_h3.kernels.blend_tiles import blend_into
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class TilePlan:
 
 
 class TileCanvas:
-    """Joins the tiles of one clip; used again for every clip, so a decode holds one canvas however long the video is.
+    """Joins the tiles of one clip; used again for every clip, so an encode holds one canvas however long the video is.
 
     Tiles come in row-major order. A tile is mixed with its upper, then with its left neighbour, both as they were
     decoded; only the strips of them that are still needed are kept.
@@ -129,25 +129,6 @@ class TileCanvas:
         return self._canvas
 
 
-@functools.lru_cache(maxsize=64)
-def blend_weights(extent: int, device: torch.device) -> Tensor:
-    """k / extent for k = 0..extent-1, fp32. Divided on the CPU: a GPU multiplies by 1 / extent and may be 1 ulp off."""
-    return (torch.arange(extent, dtype=torch.float32, device="cpu") / extent).to(device)
-
-
-def blend_into(after: Tensor, before: Tensor, dim: int) -> None:
-    """Fade from ``before``, the end of the earlier piece, into the start of ``after``, in place along ``dim`` < 0.
-
-    The fade is as long as ``before``; where ``after`` is shorter (its end belongs to the next tile) it stops early.
-    """
-    extent = before.shape[dim]
-    length = min(extent, after.shape[dim])
-    weight = blend_weights(extent, after.device)[:length].to(after.dtype).view(-1, *[1] * (-dim - 1))
-    target = after.narrow(dim, 0, length)
-    # Two rounded products, then the sum: no fused multiply-add, as the reference.
-    target.copy_(before.narrow(dim, 0, length) * (1 - weight) + target * weight)
-
-
 def num_frames(config: VideoVAEConfig, num_tokens: int) -> int:
     """Frames that ``num_tokens`` latent frames stand for: 1 for the first of every 5, 4 for each of the others."""
     clips, rest = divmod(num_tokens, config.tokens_per_clip)
@@ -164,27 +145,40 @@ def num_tokens(config: VideoVAEConfig, frames: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPlan:
-    """Time windows of a decode: window i reads latent frames [i * stride, i * stride + size) of ``num_padded``."""
+    """Time windows of a decode: window i reads latent frames [i * stride, i * stride + size) of ``num_padded``.
+
+    A decoded window of 28 frames is 3 that stand for nothing, ``main``: 17 of its own, 3 dropped, and ``tail``: 5 that
+    fade into the next window. num_frames: of the whole video.
+    """
 
     num_tokens: int
     num_padded: int
     num_chunks: int
     stride: int
     size: int
+    num_frames: int
+    main: range
+    tail: range
 
     @classmethod
     def cover(cls, config: VideoVAEConfig, num_tokens: int) -> "ChunkPlan":
-        if num_tokens == 1:  # an image: one window of one latent frame
-            return cls(num_tokens=1, num_padded=1, num_chunks=1, stride=1, size=1)
+        ratio = config.time_ratio
+        if num_tokens == 1:  # an image: the last frame of one window of one latent frame
+            main, tail = range(ratio - 1, ratio), range(ratio, ratio)
+            return cls(num_tokens=1, num_padded=1, num_chunks=1, stride=1, size=1, num_frames=1, main=main, tail=tail)
         stride = config.tokens_per_clip
         size = stride + config.token_overlap
         num_chunks = max(1, -(-(num_tokens - config.token_overlap) // stride))
+        first = config.frame_pre_padding
         return cls(
             num_tokens=num_tokens,
             num_padded=num_chunks * stride + config.token_overlap,
             num_chunks=num_chunks,
             stride=stride,
             size=size,
+            num_frames=num_frames(config, num_tokens),
+            main=range(first, first + config.clip_length),
+            tail=range(size * ratio - config.frame_overlap, size * ratio),
         )
 
     def pad(self, latents: Tensor) -> Tensor:
@@ -197,41 +191,10 @@ class ChunkPlan:
     def window(self, latents: Tensor, chunk: int) -> Tensor:
         return latents.narrow(1, chunk * self.stride, self.size)
 
-
-class ChunkJoiner:
-    """Joins decoded windows in time and gives back the frames that are final.
-
-    A window of 28 frames is 3 that stand for nothing, 17 of its own, 3 dropped and 5 that fade into the next window.
-    """
-
-    def __init__(self, config: VideoVAEConfig, plan: ChunkPlan):
-        self._config = config
-        self._chunks_left = plan.num_chunks
-        self._frames_left = num_frames(config, plan.num_tokens)
-        self._is_image = plan.num_tokens == 1
-        self._tail: Tensor | None = None
-
-    def add(self, clip: Tensor) -> list[Tensor]:
-        """clip (C, F, H, W) of the next window -> its final frames as views of ``clip``, which is changed in place."""
-        self._chunks_left -= 1
-        if self._is_image:
-            return [clip[:, -1:]]
-        first, overlap = self._config.frame_pre_padding, self._config.frame_overlap
-        main = clip[:, first : first + self._config.clip_length]
-        if self._tail is not None:
-            blend_into(main, self._tail, dim=-3)
-        tail = clip[:, -overlap:]
-        if self._chunks_left:
-            self._tail = tail.clone()  # the canvas is used again for the next window
-            return self._cut([main])
-        self._tail = None
-        return self._cut([main, tail])
-
-    def _cut(self, parts: list[Tensor]) -> list[Tensor]:
-        kept = []
-        for part in parts:
-            part = part[:, : self._frames_left]
-            self._frames_left -= part.shape[1]
-            if part.shape[1]:
-                kept.append(part)
-        return kept
+    def final(self, chunk: int) -> list[range]:
+        """Frames of window ``chunk`` that are final once it is decoded: its own, and the tail of the last window."""
+        left = self.num_frames - chunk * len(self.main)
+        parts = [self.main[:left]]
+        if chunk == self.num_chunks - 1:
+            parts.append(self.tail[: max(0, left - len(self.main))])
+        return [part for part in parts if part]

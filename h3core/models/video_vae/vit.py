@@ -2,28 +2,27 @@
 
 Rounding in half precision, where the released decoder runs under autocast: the matrix products of the blocks, q and
 k after their norm, the rotation and SwiGLU are half; the residual, the norms, the scales, the embedder and the
-output projection are fp32.
+output projection are fp32. The kernels round at the same points.
 """
 
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
+from comfyui_h3.kernels.qkv_norm_rope import qkv_norm_rope
+from comfyui_h3.kernels.scaled_residual_norm import scaled_residual_norm
+from comfyui_h3.kernels.split_linear import split_linear
+from comfyui_h3.kernels.swiglu_half import swiglu_half
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v (B, S, N, H) -> (B, S, N, H)
 
 EPS = 1e-5
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Full softmax attention, scale 1 / sqrt(H); q, k, v: (B, S, N, H) -> (B, S, N, H)."""
-    out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-    return out.transpose(1, 2)
 
 
 @functools.lru_cache(maxsize=16)
@@ -35,7 +34,7 @@ def rotary_table(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """cos, sin (S, 1, rotary_dim / 2) in ``dtype`` for a tile of ``grid`` = (T, h, w) and the suffix tokens.
+    """cos, sin (S, rotary_dim / 2) in ``dtype`` for a tile of ``grid`` = (T, h, w) and the suffix tokens.
 
     Positions run from -1 to 1 over the tile, whatever its size; the suffix has position 0. In the fp16 flow the
     positions themselves are rounded to fp16, as the released decoder does; bf16 would lose too much and takes fp32.
@@ -52,15 +51,8 @@ def rotary_table(
         shape[axis] = length
         angles.append(angle.view(shape).expand(*grid, num_freqs))
     angle = torch.cat(angles, dim=-1).flatten(0, 2)  # (T*h*w, rotary_dim / 2): t, y, x
-    angle = F.pad(angle, (0, 0, 0, num_suffix))[:, None]
+    angle = F.pad(angle, (0, 0, 0, num_suffix))
     return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate channel k with channel k + R/2, k < R/2; x (..., S, N, H), cos and sin (S, 1, R/2)."""
-    half = cos.shape[-1]
-    a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
 class Attention(nn.Module):
@@ -77,12 +69,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         # x (B, S, D) in the dtype of the weights
         qkv = self.to_qkv(x).unflatten(-1, (self.num_heads, 3, -1))  # (B, S, N, 3, H)
-        q, k, v = qkv.unbind(-2)
-        return self.to_out(self.attend(self._place(q, cos, sin), self._place(k, cos, sin), v).flatten(-2))
-
-    @staticmethod
-    def _place(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate(F.rms_norm(x.float(), x.shape[-1:], eps=EPS).to(x.dtype), cos, sin)
+        return self.to_out(self.attend(*qkv_norm_rope(qkv, cos, sin, EPS)).flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -95,8 +82,7 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(inner, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.w1(x).chunk(2, dim=-1)
-        return self.w2(F.silu(gate) * value)
+        return self.w2(swiglu_half(self.w1(x)))
 
 
 class Block(nn.Module):
@@ -112,14 +98,20 @@ class Block(nn.Module):
         self.ff = FeedForward(config)
         self.scale2 = nn.Parameter(torch.zeros(dim))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        # x (B, S, D) fp32; a half product times its fp32 scale is fp32
-        x = x + self.attn(self.norm1(x).to(cos.dtype), cos, sin) * self.scale1
-        return x + self.ff(self.norm2(x).to(cos.dtype)) * self.scale2
+    def forward(self, x: Tensor, y: Tensor | None, scale: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
+        """The last product of the block (B, S, D), still to be added to x, ``scale2`` times.
+
+        x (B, S, D): the fp32 residual, changed in place. y, scale: what the block before left to add, or None. So every
+        sum is one pass with the norm behind it.
+        """
+        h = scaled_residual_norm(x, y, scale, self.norm1.weight, EPS, cos.dtype)
+        y = self.attn(h, cos, sin)
+        h = scaled_residual_norm(x, y, self.scale1, self.norm2.weight, EPS, cos.dtype)
+        return self.ff(h)
 
 
 class ViT(nn.Module):
-    """Latents of a tile to its pixels: every token becomes a block of 4 frames x 16 x 16 pixels."""
+    """Latents of a tile to its patches: every token becomes 4 frames of 16 x 16 pixels."""
 
     mask_token: Tensor
 
@@ -137,7 +129,7 @@ class ViT(nn.Module):
         self.proj_out = nn.Linear(dim, math.prod(self.patch))
 
     def forward(self, z: Tensor) -> Tensor:
-        # z (B, C, T, h, w) in the dtype of the blocks -> (B, 3, 4T, 16h, 16w) fp32
+        # z (B, C, T, h, w) in the dtype of the blocks -> (B, T * h * w, 3 * 4 * 16 * 16) fp32
         batch, _, *grid = z.shape
         num_tokens = math.prod(grid)
         x = self.x_embedder(z.flatten(2).transpose(1, 2).float()).to(z.dtype)  # (B, N, D)
@@ -147,9 +139,11 @@ class ViT(nn.Module):
         cos, sin = rotary_table(
             (grid[0], grid[1], grid[2]), suffix.shape[1], self.rotary_dim, self.rope_theta, z.dtype, z.device
         )
+        y: Tensor | None = None
+        scale: Any = None
         for block in self.transformer_blocks:
-            x = block(x, cos, sin)
-        patches = self.proj_out(self.norm_out(x))[:, :num_tokens]
-        patches = patches.view(batch, *grid, *self.patch)  # (B, T, h, w, 3, 4, 16, 16)
-        patches = patches.permute(0, 4, 1, 5, 2, 6, 3, 7)  # (B, 3, T, 4, h, 16, w, 16)
-        return patches.reshape(batch, patches.shape[1], *(n * p for n, p in zip(grid, self.patch[1:], strict=True)))
+            y = block(x, y, scale, cos, sin)
+            scale = block.scale2
+        assert y is not None, "a decoder has blocks"
+        x = x + y * scale
+        return split_linear(self.norm_out(x), self.proj_out.weight, self.proj_out.bias)[:, :num_tokens]

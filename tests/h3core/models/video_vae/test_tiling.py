@@ -1,18 +1,13 @@
 """Tiles, time windows and blends: the tables and formulas of the released model."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 
 from comfyui_h3.h3core.models.video_vae.tiling import (
     AxisPlan,
-    ChunkJoiner,
     ChunkPlan,
     TileCanvas,
     TilePlan,
-    blend_into,
-    blend_weights,
     num_frames,
     num_tokens,
 )
@@ -103,21 +98,6 @@ def test_windows_in_time(tokens, chunks, padded):
     assert last == [min(i, tokens - 1) for i in range(5 * chunks - 5, 5 * chunks + 2)]
 
 
-@pytest.mark.parametrize("extent", [1, 5, 7, 12, 15, 64, 112])
-def test_blend_weights_are_correctly_rounded_quotients(extent, device):
-    wanted = torch.tensor([k / extent for k in range(extent)], dtype=torch.float64).float()
-    assert torch.equal(blend_weights(extent, device).cpu(), wanted)
-
-
-def test_a_blend_fades_from_the_earlier_piece_to_the_later():
-    after = torch.ones(2, 3, 8)
-    blend_into(after, torch.zeros(2, 3, 4), dim=-1)
-    assert after[0, 0].tolist() == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
-    after = torch.ones(2, 3, 8)
-    blend_into(after, torch.zeros(2, 5, 8), dim=-2)  # longer than the piece
-    torch.testing.assert_close(after[0, :, 0], torch.tensor([0.0, 0.2, 0.4]), rtol=0, atol=0)
-
-
 def fade(a, b, extent, dim):
     """The formula of a blend, over whole pieces."""
     a, b = a.movedim(dim, 0), b.movedim(dim, 0).clone()
@@ -159,21 +139,17 @@ def test_the_canvas_equals_blending_whole_raw_tiles(height, width, scale):
         assert torch.equal(canvas.finish(), wanted)
 
 
-@pytest.mark.parametrize("tokens", range(2, 13))
-def test_joined_windows_equal_the_plain_formula(tokens):
+@pytest.mark.parametrize("tokens", [*range(1, 13), 37, 72])
+def test_frames_of_a_window_are_its_own_17_and_the_last_also_its_tail(tokens):
     plan = ChunkPlan.cover(CONFIG, tokens)
-    clips = torch.randn(plan.num_chunks, 3, 28, 2, 2, generator=torch.Generator().manual_seed(tokens))
-    wanted = [clips[0, :, 3:20]]
-    for before, clip in pairwise(clips):
-        wanted.append(fade(before[:, 23:28], clip[:, 3:20], 5, 1))
-    whole = torch.cat([*wanted, clips[-1, :, 23:28]], dim=1)[:, : num_frames(CONFIG, tokens)]
-    joiner = ChunkJoiner(CONFIG, plan)
-    parts = [part.clone() for clip in clips for part in joiner.add(clip.clone())]
-    assert torch.equal(torch.cat(parts, dim=1), whole)
-
-
-def test_parts_are_17_frames_and_5_at_the_end():
-    plan = ChunkPlan.cover(CONFIG, 12)
-    joiner = ChunkJoiner(CONFIG, plan)
-    lengths = [[part.shape[1] for part in joiner.add(torch.zeros(3, 28, 1, 1))] for _ in range(2)]
-    assert lengths == [[17], [17, 5]]
+    parts = [part for chunk in range(plan.num_chunks) for part in plan.final(chunk)]
+    assert sum(map(len, parts)) == plan.num_frames == num_frames(CONFIG, tokens)
+    if tokens == 1:
+        assert parts == [range(3, 4)]  # the last frame of its window
+        return
+    assert plan.tail == range(23, 28)
+    assert all(part == range(3, 20) for part in parts[: plan.num_chunks - 1])
+    whole = [*range(3, 20), *range(23, 28)]
+    assert [i for part in plan.final(plan.num_chunks - 1) for i in part] == whole[
+        : plan.num_frames - 17 * (plan.num_chunks - 1)
+    ]
