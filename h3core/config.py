@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from comfyui_h3.h3core.accel.attention import ATTENTIONS
 from comfyui_h3.h3core.errors import RequestError
+from comfyui_h3.kernels.conv3d import tensor_core_problem
 from comfyui_h3.kernels.dispatch import BACKENDS
 
 Partition = Literal["fl2va", "ref2va"]
 PARTITIONS: dict[Partition, str] = {"fl2va": "FL2VA", "ref2va": "Ref2VA"}  # the folder of each in a checkpoint
 WEIGHTS: tuple[Partition | Literal["auto"], ...] = ("auto", *PARTITIONS)
 QUALITIES = ("lossless", "exact")
-PRECISIONS = ("auto", "bfloat16", "float32")
+EncodePrecision = Literal["auto", "float32", "split", "half"]
+PRECISIONS = ("auto", "bfloat16", "float32", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +32,19 @@ class EngineConfig:
     device: a torch device; "auto" is the first CUDA device, or the CPU where there is none.
     precision: of the DiT and the text encoder; "auto" is the checkpoint's bfloat16 on a GPU and float32 on a CPU.
         float16 does not exist here: the residual stream of H3 leaves its range and the picture turns black.
+        "fp8" is an approximation: the linears of both are rounded to 8 bits (e4m3) when they are read, all else stays
+        bfloat16. Half the memory; on GPUs with 8-bit products (compute capability 8.9 on) their rows are rounded, too,
+        and they run almost twice as fast.
     quality: "exact" computes in the order of the public reference; "lossless" computes the same, and may add up in
         another order where that is faster.
     attention: of the DiT. "auto" takes FlashAttention 3 where it can run (a Hopper GPU and the package fa3-fwd), else
-        PyTorch's own; "fa3" insists on the first, "sdpa" is the second.
+        PyTorch's own; "fa3" insists on the first, "sdpa" is the second. "fa3_fp8" is an approximation: FlashAttention 3
+        over queries, keys and values in 8 bits.
     kernels: "auto" takes the Triton kernels where they can run; "triton" insists on them, "torch" never uses them.
+    encode_precision: of the encoder that makes latents of pictures and clips. "split" multiplies float16 halves of
+        float32 numbers on tensor cores, to the accuracy of "float32"; "half" one float16 number for each, which moves
+        the latents by about a thousandth. "auto" is "split" where its kernels can run, and "float32" elsewhere and
+        with quality="exact".
 
     Raises RequestError for values outside these.
     """
@@ -46,6 +56,7 @@ class EngineConfig:
     quality: str = "lossless"
     attention: str = "auto"
     kernels: str = "auto"
+    encode_precision: EncodePrecision = "auto"
 
     def __post_init__(self) -> None:
         if self.partition not in WEIGHTS:
@@ -59,11 +70,25 @@ class EngineConfig:
             raise RequestError(f"precision={self.precision!r} does not exist; use one of {', '.join(PRECISIONS)}")
         if self.quality not in QUALITIES:
             raise RequestError(f"quality={self.quality!r} does not exist; use one of {', '.join(QUALITIES)}")
+        for name, value in (("precision", self.precision), ("attention", self.attention)):
+            if self.quality == "exact" and value.endswith("fp8"):
+                raise RequestError(
+                    f"{name}={value} is an approximation, and quality is exact; use quality=lossless or another {name}"
+                )
         if self.attention not in ATTENTIONS:
             raise RequestError(f"attention={self.attention!r} does not exist; use one of {', '.join(ATTENTIONS)}")
         if self.kernels not in BACKENDS:
             raise RequestError(f"kernels={self.kernels!r} does not exist; use one of {', '.join(BACKENDS)}")
+        if self.encode_precision not in get_args(EncodePrecision):
+            raise RequestError(
+                f"encode_precision={self.encode_precision!r} does not exist; use one of "
+                f"{', '.join(get_args(EncodePrecision))}"
+            )
         device = _resolve_device(self.device)
+        if self.encode_precision in ("split", "half"):
+            problem = "quality is exact" if self.quality == "exact" else tensor_core_problem(device)
+            if problem is not None:
+                raise RequestError(f"encode_precision={self.encode_precision} cannot run: {problem}; use auto")
         object.__setattr__(self, "checkpoint", Path(self.checkpoint))
         object.__setattr__(self, "device", str(device))
         if self.precision == "auto":
@@ -80,8 +105,13 @@ class EngineConfig:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """dtype of the DiT and the text encoder."""
-        return getattr(torch, self.precision)
+        """dtype that the DiT and the text encoder compute in."""
+        return torch.bfloat16 if self.precision == "fp8" else getattr(torch, self.precision)
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """dtype that their linears are kept in."""
+        return torch.float8_e4m3fn if self.precision == "fp8" else self.torch_dtype
 
     @property
     def vae_dtype(self) -> torch.dtype:

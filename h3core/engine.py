@@ -14,27 +14,44 @@ from torch import Tensor
 from comfyui_h3.h3core.accel.attention import choose_attention
 from comfyui_h3.h3core.config import EngineConfig, Partition
 from comfyui_h3.h3core.errors import OutputError, RequestError
-from comfyui_h3.h3core.media.frames import to_uint8
 from comfyui_h3.h3core.media.mp4 import write_mp4
 from comfyui_h3.h3core.media.prepare import Announce, PreparedMedium, prepare
 from comfyui_h3.h3core.media.references import MediaRequest
 from comfyui_h3.h3core.media_request import found_in_clips, largest_clip_bytes, resolve_media
+from comfyui_h3.h3core.memory_needs import (
+    ENCODE_AUDIO_BYTES,
+    ENCODE_TILE_BYTES,
+    MemoryNeeds,
+    decode_audio_bytes,
+    decode_video_bytes,
+    encode_bytes,
+)
+from comfyui_h3.h3core.memory_plan import MemoryPlan
 from comfyui_h3.h3core.models.audio_vae import decoder as audio_decoder
 from comfyui_h3.h3core.models.audio_vae import encoder as audio_encoder
+from comfyui_h3.h3core.models.dit.adaln import Modulation
 from comfyui_h3.h3core.models.precision import exact_fp32
-from comfyui_h3.h3core.models.text_encoder.template import Presentation, Presenter, media_items
+from comfyui_h3.h3core.models.text_encoder.template import Presenter, media_items
 from comfyui_h3.h3core.models.text_encoder.vision import PixelLimits
 from comfyui_h3.h3core.models.video_vae import decoder as video_decoder
 from comfyui_h3.h3core.models.video_vae import encoder as video_encoder
 from comfyui_h3.h3core.parking import PARKING
 from comfyui_h3.h3core.parts import Checkpoints, Parts
-from comfyui_h3.h3core.request import check_seed, check_sigma_points, check_strict, resolve
-from comfyui_h3.h3core.residency import Residency, available_host_bytes
+from comfyui_h3.h3core.request import (
+    check_seed,
+    check_sigma_points,
+    check_strict,
+    resolve,
+    resolve_size,
+    size_text,
+)
+from comfyui_h3.h3core.residency import Residency
 from comfyui_h3.h3core.result_cache import ResultCache, key_of
 from comfyui_h3.h3core.sampling.noise import Noise
-from comfyui_h3.h3core.sampling.packing import layout_of
+from comfyui_h3.h3core.sampling.packing import pack
 from comfyui_h3.h3core.sampling.sampler import sample
 from comfyui_h3.h3core.sampling.schedule import Schedule
+from comfyui_h3.h3core.sampling.steps import Steps
 from comfyui_h3.h3core.timing import StageTimer, Timings
 from comfyui_h3.h3core.types import (
     Audio,
@@ -54,14 +71,6 @@ from comfyui_h3.kernels.dispatch import backend, triton_problem
 
 log = logging.getLogger(__name__)
 
-# Activations, weights aside. Upper bounds at the sizes of the release; the tiny model needs less.
-ENCODE_BYTES_PER_ROW = 256 << 10
-USUAL_TEXT_ROWS = 1000
-ENCODE_TILE_BYTES = 4 << 30
-ENCODE_AUDIO_BYTES = 1 << 30
-DECODE_TILE_BYTES = 1 << 30
-DECODE_AUDIO_BYTES = 1 << 30
-
 RESULT_CACHE_BYTES = 1 << 30  # on the host; a prompt with a long reference clip is 130 MB, its latents 20 MB
 
 
@@ -74,17 +83,21 @@ class Engine:
     Raises CheckpointError when the checkpoint is incomplete or not H3.
     """
 
-    def __init__(self, config: EngineConfig):
+    def __init__(self, config: EngineConfig, checkpoints: Checkpoints | None = None):
+        """checkpoints: opened already, in place of those in the folder of ``config``."""
         self.config = config
         self.device = config.torch_device
         self.dtype = config.torch_dtype
         _check_kernels(config.kernels, self.device, self.dtype)
-        self.checkpoints = Checkpoints.open(config)
+        self.checkpoints = checkpoints or Checkpoints.open(config)
         head_dim = self.checkpoints.first.dit_config.attention_head_dim
         self.attention = choose_attention(config.attention, self.device, self.dtype, head_dim)
         self._parts = Parts.of(self.checkpoints.opened, config, self.attention.attend)
         self._weights = Residency(self.device, self._parts.sources)
+        self._needs = MemoryNeeds(config, self.checkpoints, self._parts, self._weights)
+        self._planned: set[MemoryPlan] = set()  # what the log has said
         self._results = ResultCache(RESULT_CACHE_BYTES)
+        self._modulated: tuple[str, Modulation] | None = None
         self._lock = threading.RLock()  # a callback may ask for another stage
         self._tokenizers: dict[Partition, tuple[Presenter, PixelLimits]] = {}
         log.info("%s", self.describe())
@@ -92,11 +105,12 @@ class Engine:
     def describe(self) -> str:
         """One line: which weights, how many, where and in which precision."""
         first = self.checkpoints.first
-        num_weights = sum(entry.num_elements for entry in first.transformer.entries.values())
+        entries = [*first.transformer.entries.values(), *first.modulator.entries.values()]
+        num_weights = sum(entry.num_elements for entry in entries)
         return (
             f"MiniMax H3 {' and '.join(self.checkpoints.opened)}: {first.dit_config.num_layers} blocks of "
             f"{first.dit_config.hidden_size}, {_count(num_weights)} weights, {self.device}, "
-            f"{str(self.dtype).removeprefix('torch.')}, attention {self.attention.name}"
+            f"{self.config.precision}, attention {self.attention.name}"
         )
 
     @torch.no_grad()
@@ -111,14 +125,14 @@ class Engine:
         """
         request, resolved, notices = resolve_media(request)
         self.checkpoints.check(resolved.task)
-        self._check_host_memory(resolved, largest_clip_bytes(request, resolved))
+        self._prepare_memory(resolved, clip_bytes=largest_clip_bytes(request, resolved))
 
         def announce(name: str) -> Progress:
             return PARKING.watched(None if on_medium is None else on_medium(name))
 
-        timer = StageTimer(self.device)
+        timer, kernels = StageTimer(self.device), self.config.kernels
         stage = timer.stage("encode_media", num_units=len(request.keyframes) + len(request.references))
-        with self._lock, PARKING.stage(), self._weights.explained("encoding the media"), stage:
+        with self._lock, PARKING.stage(), self._weights.explained("encoding the media"), backend(kernels), stage:
             media = []
             for medium in prepare(request, resolved, announce):
                 media.append(self._encode_medium(medium, resolved.task, announce, on_load))
@@ -145,7 +159,7 @@ class Engine:
         resolved, notices = resolve(request, media)
         self.checkpoints.check(resolved.task)
         conditions = () if media is None else tuple(medium.condition for medium in media.media)
-        self._check_host_memory(resolved, conditions=conditions)
+        self._prepare_memory(resolved, media)
         timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("encoding"):
             presenter, limits = self._tokenizer(resolved.task)
@@ -158,7 +172,7 @@ class Engine:
             def make() -> tuple[Tensor, Tensor]:
                 presentation = presenter.present(request.prompt, media_items(presented, limits))
                 with timer.stage("load_text_encoder"):
-                    encoder = self._module("text_encoder", resolved.task, _encode_bytes(presentation), on_load)
+                    encoder = self._module("text_encoder", resolved.task, encode_bytes(len(presentation.ids)), on_load)
                 with timer.stage("encode", num_units=len(presentation.ids)), exact_fp32():
                     text = encoder(presentation, PARKING.watched(on_progress)).cpu()
                 if not torch.isfinite(text.sum()):
@@ -211,10 +225,16 @@ class Engine:
         noise.check(request, conditioning.conditions)
         timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("sampling"), backend(self.config.kernels):
+            sequence = pack(request, conditioning.modality, conditioning.conditions)
+            steps = Steps.of(sequence, schedule, exact=self.config.quality == "exact")
             with timer.stage("load_dit"):
-                dit = self._module("dit", request.task, self._sample_bytes(conditioning), on_load)
+                dit = self._module("dit", request.task, self._needs.sample_bytes(conditioning), on_load)
+            with timer.stage("modulate", num_units=steps.num_timesteps):
+                modulation = self._modulation(steps, request.task, on_load)
             with timer.stage("sample", num_units=schedule.num_forwards):
-                video, audio = sample(dit, conditioning, noise, schedule, self.device, PARKING.watched(on_step))
+                video, audio = sample(
+                    dit, modulation, conditioning, noise, steps, self.device, PARKING.watched(on_step)
+                )
         return Latents(request=request, video=video, audio=audio, timings=conditioning.timings + timer.timings)
 
     @torch.no_grad()
@@ -226,13 +246,13 @@ class Engine:
         request = latents.request
         with self._lock, PARKING.stage(), self._weights.explained("decoding the video"):
             with timer.stage("load_video_decoder"):
-                decoder = self._module("video_decoder", request.task, _decode_video_bytes(request), on_load)
+                decoder = self._module("video_decoder", request.task, decode_video_bytes(request), on_load)
             pixels = torch.empty(request.num_frames, request.height, request.width, 3, dtype=torch.uint8)
-            with timer.stage("decode_video", num_units=request.num_frames):
+            with timer.stage("decode_video", num_units=request.num_frames), backend(self.config.kernels):
                 start = 0
-                for part in video_decoder.decode(decoder, latents.video, on_tile=PARKING.watched(on_progress)):
-                    stop = start + part.shape[1]
-                    pixels[start:stop] = to_uint8(part).movedim(0, -1)
+                for part in video_decoder.decode_frames(decoder, latents.video, on_tile=PARKING.watched(on_progress)):
+                    stop = start + len(part)
+                    pixels[start:stop] = part
                     start = stop
             assert start == request.num_frames, f"decoded {start} of {request.num_frames} frames"
         return Frames(pixels=pixels, timings=latents.timings + timer.timings)
@@ -241,7 +261,7 @@ class Engine:
     def video_parts(self, latents: Latents) -> Iterator[Tensor]:
         """The same frames before rounding: parts (3, F_i, H, W) float32 in [0, 1], in order."""
         with self._lock:
-            task, num_bytes = latents.request.task, _decode_video_bytes(latents.request)
+            task, num_bytes = latents.request.task, decode_video_bytes(latents.request)
             yield from video_decoder.decode(self._module("video_decoder", task, num_bytes, None), latents.video)
 
     @torch.no_grad()
@@ -250,8 +270,10 @@ class Engine:
         timer = StageTimer(self.device)
         with self._lock, PARKING.stage(), self._weights.explained("decoding the audio"):
             with timer.stage("load_audio_decoder"):
-                decoder = self._module("audio_decoder", latents.request.task, DECODE_AUDIO_BYTES, on_load)
-            with timer.stage("decode_audio"):
+                num_bytes = decode_audio_bytes(latents.request)
+                decoder = self._module("audio_decoder", latents.request.task, num_bytes, on_load)
+            kernels = "torch" if self.config.quality == "exact" else self.config.kernels
+            with timer.stage("decode_audio"), backend(kernels):
                 samples = audio_decoder.decode(decoder, latents.audio).cpu()
         return Audio(
             samples=samples,
@@ -266,7 +288,7 @@ class Engine:
     def count_tokens(self, text: str) -> int:
         """Tokens of a text as the encoder reads it."""
         with self._lock:
-            return len(self._tokenizer(self._any_task)[0].tokenize(text))
+            return len(self._tokenizer(self._needs.any_task)[0].tokenize(text))
 
     def missing_bytes(self, stage: str, given: EncodedMedia | Conditioning | Latents | None = None) -> int:
         """Device memory that a stage, by the name of its method, would still take; 0 on a CPU.
@@ -275,40 +297,38 @@ class Engine:
         "encode" EncodedMedia or None, "sample" a Conditioning, "decode_video" and "decode_audio" Latents. The prompt
         counts as a usual one.
         """
-        if self.device.type == "cpu":
-            return 0
-        if stage == "encode_media" and given is None:
-            return self._missing_bytes("video_encoder", self._any_task, ENCODE_TILE_BYTES)
-        if stage == "encode" and (given is None or isinstance(given, EncodedMedia)):
-            task = self._any_task if given is None else given.task
-            num_rows = USUAL_TEXT_ROWS + (0 if given is None else _view_rows(given))
-            return self._missing_bytes("text_encoder", task, num_rows * ENCODE_BYTES_PER_ROW)
-        if stage == "sample" and isinstance(given, Conditioning):
-            return self._missing_bytes("dit", given.request.task, self._sample_bytes(given))
-        if stage == "decode_video" and isinstance(given, Latents):
-            return self._missing_bytes("video_decoder", given.request.task, _decode_video_bytes(given.request))
-        if stage == "decode_audio" and isinstance(given, Latents):
-            return self._missing_bytes("audio_decoder", given.request.task, DECODE_AUDIO_BYTES)
-        raise ValueError(f"there is no stage {stage!r} that gets a {type(given).__name__}")
+        return 0 if self.device.type == "cpu" else self._needs.missing_bytes(stage, given)
+
+    def plan(self, request: Request, media: EncodedMedia | None = None) -> MemoryPlan:
+        """Which weights a job keeps on the device, and the memory of its stages. Reads no weights.
+
+        Raises RequestError for a size that is not possible.
+        """
+        task = "t2va" if media is None else media.task
+        size = request.width, request.height, request.num_frames, request.duration_s
+        return self._plan(resolve_size(*size, task)[0], media)
 
     def unload(self) -> None:
         """Gives the memory of all weights and kept results back; the next stage makes its own again."""
         with self._lock:
             self._weights.clear()
             self._results.clear()
-
-    @property
-    def _any_task(self) -> Task:
-        return "ref2va" if list(self.checkpoints.opened) == ["ref2va"] else "t2va"
+            self._modulated = None
 
     def _part(self, part: str, task: Task) -> str:
-        return self._parts.names[self.checkpoints.of(task).partition, part]
+        return self._needs.part(part, task)
 
     def _module(self, part: str, task: Task, working_bytes: int, on_load: Progress | None) -> Any:
         return self._weights.get(self._part(part, task), working_bytes, PARKING.watched(on_load))
 
-    def _missing_bytes(self, part: str, task: Task, working_bytes: int) -> int:
-        return self._weights.missing_bytes(self._part(part, task), working_bytes)
+    def _modulation(self, steps: Steps, task: Task, on_load: Progress | None) -> Modulation:
+        """The tables of the steps; those of the last request serve the next one on the same schedule."""
+        key = key_of(self._part("dit", task), [timesteps.tolist() for timesteps in steps.groups])
+        if self._modulated is None or self._modulated[0] != key:
+            self._modulated = None  # the old tables leave before there are new ones
+            checkpoint, watched = self.checkpoints.of(task), PARKING.watched(on_load)
+            self._modulated = key, checkpoint.read_modulation(steps.groups, self.device, self.dtype, watched)
+        return self._modulated[1]
 
     def _tokenizer(self, task: Task) -> tuple[Presenter, PixelLimits]:
         checkpoint = self.checkpoints.of(task)
@@ -327,9 +347,9 @@ class Engine:
 
             def encode_frames() -> tuple[Tensor]:
                 encoder = self._module("video_encoder", task, ENCODE_TILE_BYTES, on_load)
-                on_tile = announce(f"Encoding {medium.name}")
-                exact = self.config.quality == "exact"
-                latents = video_encoder.encode(encoder, frames.movedim(-1, 0), exact=exact, on_tile=on_tile)
+                pixels, on_tile = frames.movedim(-1, 0), announce(f"Encoding {medium.name}")
+                exact, precision = self.config.quality == "exact", self.config.encode_precision
+                latents = video_encoder.encode(encoder, pixels, exact=exact, precision=precision, on_tile=on_tile)
                 return (_finite(latents, medium.name),)
 
             (video,) = self._results.get(key_of(part, frames), encode_frames)
@@ -344,27 +364,21 @@ class Engine:
         condition = Condition(kind=medium.kind, video=video, audio=audio, frame=medium.frame)
         return EncodedMedium(condition=condition, view=medium.view)
 
-    def _check_host_memory(
-        self, request: ResolvedRequest, clip_bytes: int = 0, conditions: tuple[Condition, ...] = ()
-    ) -> None:
-        """Raises RequestError when frames, of the video or of a clip, and on a CPU activations, cannot be held."""
-        needed = max(clip_bytes, request.num_frames * request.height * request.width * 3)
+    def _plan(self, request: ResolvedRequest, media: EncodedMedia | None) -> MemoryPlan:
+        held_bytes = 0 if self._modulated is None else self._modulated[1].num_bytes
+        return self._needs.plan(request, media, held_bytes=held_bytes)
+
+    def _prepare_memory(self, request: ResolvedRequest, media: EncodedMedia | None = None, clip_bytes: int = 0) -> None:
+        """Plans the job, and says so when the plan is a new one. Raises RequestError for what the host cannot hold."""
+        self._needs.check_host(request, media, clip_bytes)
         if self.device.type == "cpu":
-            num_rows = layout_of(request, USUAL_TEXT_ROWS, conditions).num_rows
-            needed = max(needed, self._row_bytes(num_rows, request.task))
-        available = available_host_bytes()
-        if available is not None and needed > available:
-            raise RequestError(
-                f"{request.num_frames} frames of {request.width}x{request.height} need about {needed / 2**30:.0f} GiB "
-                f"of memory, {available / 2**30:.0f} GiB are available; use fewer frames or a smaller size"
-            )
-
-    def _sample_bytes(self, conditioning: Conditioning) -> int:
-        layout = layout_of(conditioning.request, len(conditioning.text), conditioning.conditions)
-        return self._row_bytes(layout.num_rows, conditioning.request.task)
-
-    def _row_bytes(self, num_rows: int, task: Task) -> int:
-        return num_rows * self.checkpoints.of(task).dit_config.bytes_per_row(self.dtype.itemsize)
+            return
+        with self._lock:
+            plan = self._plan(request, media)
+            self._weights.follow(plan)
+            if plan not in self._planned:
+                self._planned.add(plan)
+                log.info("memory on %s for %s, %s", self.device, size_text(request), plan.describe())
 
 
 def _finite(latents: Tensor, name: str) -> Tensor:
@@ -372,21 +386,6 @@ def _finite(latents: Tensor, name: str) -> Tensor:
     if not torch.isfinite(latents.sum()):
         raise OutputError(f"{name}: the VAE gave latents that are not finite; its weights may be damaged")
     return latents
-
-
-def _encode_bytes(presentation: Presentation) -> int:
-    return len(presentation.ids) * ENCODE_BYTES_PER_ROW
-
-
-def _view_rows(media: EncodedMedia) -> int:
-    """About as many rows as the text encoder has for the pixels it sees: one for 32 x 32 pixels of two frames."""
-    views = [medium.view for medium in media.presented if medium.view is not None]
-    return sum(-(-view.shape[0] // 2) * view.shape[1] * view.shape[2] // 1024 for view in views)
-
-
-def _decode_video_bytes(request: ResolvedRequest) -> int:
-    """Activations of one tile, and three canvases of one time window (28 frames) in float32."""
-    return DECODE_TILE_BYTES + 3 * 28 * 3 * 4 * request.height * request.width
 
 
 def _count(number: int) -> str:

@@ -12,10 +12,13 @@ RELEASE = DiTConfig()
 BF16_BYTES = 2
 RELEASE_FORWARDS = 49
 
-# Of the released files, in bytes: transformer with its fp32 parts (total_size of its index), and the text encoder's 50
-# layers, embeddings and vision tower. One follows the other, so that they need not be on a device together.
-TRANSFORMER_BYTES = 66_280_430_144
-TEXT_ENCODER_BYTES = 51_506_191_840
+# Of the released model as a GPU holds it in bf16. The modulator is read for its tables, a layer at a time, and is not
+# kept. Transformer and text encoder follow each other, so that they need not be on a device together.
+DIT_BYTES = 40_138_350_656
+MODULATOR_BYTES = 26_142_079_488
+TEXT_ENCODER_BYTES = 51_506_191_840  # its 50 layers, embeddings and vision tower
+VAE_BYTES = 6_173_724_180  # both halves of both; the decoder of the video in float16
+TABLES_BYTES = 969_830_400  # of 100 timesteps: two in each of 49 forwards, and those of conditions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,11 @@ class Estimate:
     def activation_bytes(self) -> int:
         """Most memory that a forward in bf16 takes on one device, weights aside."""
         return self.num_rows * RELEASE.bytes_per_row(BF16_BYTES)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Most memory that a job takes whose weights all stay on the device."""
+        return DIT_BYTES + TEXT_ENCODER_BYTES + VAE_BYTES + TABLES_BYTES + self.activation_bytes
 
 
 def estimate(width: int, height: int, num_frames: int) -> Estimate:

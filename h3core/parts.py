@@ -128,7 +128,7 @@ def _same(part: str, one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def _sources(checkpoint: Checkpoint, config: EngineConfig, attend: AttentionFn) -> dict[str, Source]:
-    device, dtype, vae_dtype = config.torch_device, config.torch_dtype, config.vae_dtype
+    device, dtype, vae_dtype = config.torch_device, config.weight_dtype, config.vae_dtype
     return {
         "text_encoder": Source(
             build=lambda: checkpoint.new_text_encoder(dtype),

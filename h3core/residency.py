@@ -14,12 +14,10 @@ from torch import nn
 
 from comfyui_h3.h3core.checkpoint.loader import num_bytes
 from comfyui_h3.h3core.errors import DeviceMemoryError
+from comfyui_h3.h3core.memory_plan import MemoryPlan, room_bytes
 from comfyui_h3.h3core.types import Progress
 
 log = logging.getLogger(__name__)
-
-MARGIN = 1.1  # of what a stage is said to need: allocators round up, and libraries have workspaces
-FIXED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,35 +47,51 @@ def available_host_bytes() -> int | None:
 
 
 class Residency:
-    """The modules of one engine on one device."""
+    """The modules of one engine on one device. Follows the plan of the job at hand in who leaves first."""
 
     def __init__(self, device: torch.device, sources: Mapping[str, Source]):
         self._device = device
         self._sources = sources
         self._loaded: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
+        self._plan = MemoryPlan()
+
+    def follow(self, plan: MemoryPlan) -> None:
+        self._plan = plan
 
     def get(self, name: str, working_bytes: int, on_load: Progress) -> Any:
         """The module ``name`` on the device, with room for ``working_bytes`` of activations beside it.
 
-        Modules of other stages leave, the longest loaded first, where they must.
+        Modules of other stages leave where they must: what is to leave after its stage stays until its room is needed.
         """
         self._make_room(name, working_bytes)
         if name not in self._loaded:
             self._loaded[name] = self._sources[name].load(on_load)
-            log.info("%s: %.2f GiB of weights on %s", name, num_bytes(self._loaded[name]) / 2**30, self._device)
+            log.info("%s: %.2f GiB of weights on %s", name, self.weight_bytes(name) / 2**30, self._device)
         return self._loaded[name]
 
     def missing_bytes(self, name: str, working_bytes: int) -> int:
         """Device memory that ``get`` will take: weights that are not there yet, and activations."""
-        weights = 0 if name in self._loaded else num_bytes(self._sources[name].build())
-        return int(MARGIN * (weights + working_bytes)) + FIXED_BYTES
+        return (0 if name in self._loaded else self.weight_bytes(name)) + room_bytes(working_bytes)
+
+    def weight_bytes(self, name: str) -> int:
+        """Weights of a module, there or not, in the dtypes it will have."""
+        if name not in self._sizes:
+            self._sizes[name] = num_bytes(self._sources[name].build())
+        return self._sizes[name]
+
+    def capacity_bytes(self) -> int | None:
+        """What the modules and their work can have together; None where nobody counts it."""
+        if self._device.type != "cuda":
+            return None
+        return self._free_bytes() + sum(map(self.weight_bytes, self._loaded))
 
     def clear(self) -> None:
         """Gives all memory back."""
         self._drop(list(self._loaded))
 
     def _make_room(self, name: str, working_bytes: int) -> None:
-        others = [other for other in self._loaded if other != name]
+        others = self._plan.leave_order(name, self._loaded)
         if self._device.type != "cuda" or not others:
             return
         missing = self.missing_bytes(name, working_bytes)
@@ -105,7 +119,7 @@ class Residency:
             yield
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self._device)
-            held = ", ".join(f"{name} {num_bytes(module) / 2**30:.1f}" for name, module in self._loaded.items())
+            held = ", ".join(f"{name} {self.weight_bytes(name) / 2**30:.1f}" for name in self._loaded)
             raise DeviceMemoryError(
                 f"{stage} does not fit on {self._device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, "
                 f"weights in GiB: {held or 'none'}; use a smaller size or fewer frames, or free memory others hold"

@@ -4,7 +4,7 @@ import torch
 from comfy_api.latest import io
 
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.h3core.estimate import RELEASE_FORWARDS, TEXT_ENCODER_BYTES, TRANSFORMER_BYTES, estimate
+from comfyui_h3.h3core.estimate import DIT_BYTES, RELEASE_FORWARDS, TEXT_ENCODER_BYTES, estimate
 from comfyui_h3.h3core.media.canvas import (
     FPS,
     MAX_FRAMES,
@@ -115,8 +115,9 @@ def summary(width: int, height: int, frames: int) -> str:
         f"{width}x{height}, {frames} frames ({frames / FPS:.2f} s)",
         f"{cost.num_rows:,} rows ({cost.num_video_rows:,} video, {cost.num_audio_rows:,} audio) and the prompt's",
         f"{forward:.3g} PFLOP a forward, {RELEASE_FORWARDS * forward:.3g} for {RELEASE_FORWARDS} forwards",
-        f"activations {cost.activation_bytes / 2**30:.1f} GiB, weights {TRANSFORMER_BYTES / 2**30:.1f} GiB after "
-        f"{TEXT_ENCODER_BYTES / 2**30:.1f} GiB of the text encoder (released model, bf16)",
+        f"activations {cost.activation_bytes / 2**30:.1f} GiB, weights {DIT_BYTES / 2**30:.1f} GiB after "
+        f"{TEXT_ENCODER_BYTES / 2**30:.1f} GiB of the text encoder; {cost.resident_bytes / 2**30:.0f} GiB where all "
+        "of it stays on the GPU (released model, bf16)",
         notice_text(notices),
     )
     return "\n".join(filter(None, lines))

@@ -7,6 +7,7 @@ import folder_paths
 import torch
 from comfy_api.latest import io
 
+from comfyui_h3.h3core.accel.attention import ATTENTIONS
 from comfyui_h3.h3core.checkpoint.index import fingerprint
 from comfyui_h3.h3core.config import PRECISIONS, WEIGHTS, EngineConfig
 from comfyui_h3.h3core.errors import RequestError
@@ -66,7 +67,20 @@ class H3LoadModel(io.ComfyNode):
                     options=list(PRECISIONS),
                     default="auto",
                     tooltip="Of the transformer and the text encoder. auto: bfloat16 on a GPU, float32 on a CPU. "
-                    "float16 is not offered: values inside H3 leave its range.",
+                    "fp8: their linear layers in 8 bits, made when they are read: half the memory, and faster where "
+                    "the GPU multiplies 8 bits (Ada, Hopper and newer). An approximation: the same seed gives another "
+                    "video. float16 is not offered: values inside H3 leave its range.",
+                    advanced=True,
+                ),
+                make(
+                    io.Combo.Input,
+                    "attention",
+                    options=list(ATTENTIONS),
+                    default="auto",
+                    optional=True,  # and the last: saved graphs without it keep their meaning
+                    tooltip="Of the transformer. auto: the fastest of full precision that runs on this GPU. "
+                    "fa3_fp8: FlashAttention 3 in 8 bits (Hopper GPUs, package fa3-fwd), an approximation. The "
+                    "others insist on one that auto chooses from.",
                     advanced=True,
                 ),
             ],
@@ -74,27 +88,33 @@ class H3LoadModel(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, model=None, weights=None, device=None, precision=None) -> bool | str:
+    def validate_inputs(cls, model=None, weights=None, device=None, precision=None, attention=None) -> bool | str:
         return verdict(
             lambda: EngineConfig(
                 checkpoint=Path(),
                 partition=weights or "auto",
                 device=host_device(device or "auto"),
                 precision=precision or "auto",
+                attention=attention or "auto",
             ),
             lambda: model is None or checkpoint_folder(model, weights),
         )
 
     @classmethod
-    def fingerprint_inputs(cls, model=None, weights=None, device=None, precision=None) -> str:
+    def fingerprint_inputs(cls, model=None, weights=None, device=None, precision=None, attention=None) -> str:
         folder = checkpoints().get(model)
         return fingerprint(folder) if folder else ""
 
     @classmethod
-    def execute(cls, model, weights, device, precision) -> io.NodeOutput:
-        folder = checkpoint_folder(model, weights)
+    def execute(cls, model, weights, device, precision, attention="auto") -> io.NodeOutput:
         engine = get_engine(
-            EngineConfig.from_env(checkpoint=folder, partition=weights, device=host_device(device), precision=precision)
+            EngineConfig.from_env(
+                checkpoint=checkpoint_folder(model, weights),
+                partition=weights,
+                device=host_device(device),
+                precision=precision,
+                attention=attention,
+            )
         )
         show_text(engine.describe())
         return io.NodeOutput(engine)

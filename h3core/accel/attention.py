@@ -1,26 +1,44 @@
-"""Which attention the DiT runs on a device: chosen once, by what the device is and what is installed."""
+"""Which attention the DiT runs on a device: chosen once, by what it is, what is installed, and a trial of that."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from comfyui_h3.h3core.accel.fp8_attention import Fp8Attention
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 
 log = logging.getLogger(__name__)
 
-ATTENTIONS = ("auto", "fa3", "sdpa")
-HOPPER = 9  # compute capability
-FA3_HEAD_DIM = 128  # the width of the released heads, and the one tried
+# The order in which "auto" asks, by the first figure of the compute capability. All but the last may be missing; on a
+# GPU that is not listed PyTorch decides for itself, kernel by kernel, and always has one that runs.
+PREFERRED: Mapping[int, tuple[str, ...]] = {
+    8: ("fa2", "flash", "sdpa"),
+    9: ("fa3", "cudnn", "flash", "sdpa"),
+    10: ("fa4", "cudnn", "flash", "sdpa"),
+}
+ATTENTIONS = ("auto", "fa3", "fa4", "fa2", "cudnn", "flash", "sdpa", "fa3_fp8")
+
+TRIAL_ROWS = 320  # more than one tile of every kernel, and no multiple of one
+TRIAL_ERROR = 2.0**-5  # of the largest value: a kernel that is wrong is wrong by far more, bf16 alone by 2**-7
+TRIAL_ERROR_FP8 = 2.0**-2
+
+
+class Unavailable(Exception):
+    """Why an attention cannot run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """name: "fa3" is FlashAttention 3 (the package fa3-fwd), "sdpa" PyTorch's own. reason: why not another."""
+    """name: one of ``ATTENTIONS`` but "auto". reason: why it, and why none that is preferred to it."""
 
     name: str
     reason: str
@@ -30,43 +48,125 @@ class Attention:
 def choose_attention(requested: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Attention:
     """The attention for heads of ``head_dim`` channels in ``dtype`` on ``device``; logged.
 
-    "auto" takes FlashAttention 3 where it can run: on Hopper GPUs it is a fifth faster than PyTorch's own, at the same
-    precision. Raises RequestError when "fa3" is asked for and cannot run, saying why.
+    "auto" takes the first that runs of those ``PREFERRED`` for the device, all of the same precision; "fa3_fp8" is less
+    precise and has to be asked for. Packages are tried on a few rows first, as one that is built for another GPU or
+    PyTorch imports well and fails later.
+    Raises RequestError when the one asked for cannot run, saying why.
     """
-    if requested == "sdpa":
-        chosen = Attention(name="sdpa", reason="it is set", attend=sdpa)
-    elif problem := _fa3_problem(device, dtype, head_dim):
-        if requested == "fa3":
-            raise RequestError(f"attention=fa3 cannot run: {problem}; use attention=auto")
-        chosen = Attention(name="sdpa", reason=problem, attend=sdpa)
+    if requested != "auto":
+        try:
+            chosen = Attention(name=requested, reason="it is set", attend=_ready(requested, device, dtype, head_dim))
+        except Unavailable as problem:
+            raise RequestError(f"attention={requested} cannot run: {problem}; use attention=auto") from problem
     else:
-        chosen = Attention(name="fa3", reason="the GPU is a Hopper and fa3-fwd is installed", attend=_fa3())
+        chosen = _first_that_runs(device, dtype, head_dim)
     log.info("attention: %s, as %s", chosen.name, chosen.reason)
     return chosen
 
 
-def _fa3_problem(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """What keeps FlashAttention 3 from running, or None."""
+def _first_that_runs(device: torch.device, dtype: torch.dtype, head_dim: int) -> Attention:
     if device.type != "cuda":
-        return f"the device is {device.type}"
+        return Attention(name="sdpa", reason=f"the device is {device.type}", attend=sdpa)
     capability = torch.cuda.get_device_capability(device)
-    if capability[0] != HOPPER:
-        return f"the GPU has compute capability {capability[0]}.{capability[1]}, and FlashAttention 3 is for 9.0"
-    if dtype != torch.bfloat16:
-        return f"the precision is {str(dtype).removeprefix('torch.')}, and fa3-fwd has bfloat16 only"
-    if head_dim != FA3_HEAD_DIM:
-        return f"heads have {head_dim} channels, and it was tried with {FA3_HEAD_DIM}"
+    reasons = [f"the GPU has compute capability {capability[0]}.{capability[1]}"]
+    for name in PREFERRED.get(capability[0], ()):
+        try:
+            attend = _ready(name, device, dtype, head_dim)
+        except Unavailable as problem:
+            reasons.append(f"{name} cannot run: {problem}")
+        else:
+            return Attention(name=name, reason="; ".join(reasons), attend=attend)
+    return Attention(name="sdpa", reason="; ".join(reasons), attend=sdpa)
+
+
+def _ready(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionFn:
+    """The attention ``name``, tried. Raises Unavailable."""
+    if name == "sdpa":
+        return sdpa
+    if device.type != "cuda":
+        raise Unavailable(f"the device is {device.type}")
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise Unavailable(f"the precision is {str(dtype).removeprefix('torch.')}, and it has bfloat16 only")
+    attend = _LOADERS[name](device)
+    _try(attend, device, dtype, head_dim, TRIAL_ERROR_FP8 if name == "fa3_fp8" else TRIAL_ERROR)
+    return attend
+
+
+def _try(attend: AttentionFn, device: torch.device, dtype: torch.dtype, head_dim: int, limit: float) -> None:
+    """Raises Unavailable when ``attend`` fails on a few rows, or is far from plain arithmetic."""
+    generator = torch.Generator(device).manual_seed(0)
+    # Views of one projection, as the DiT has them; unit rows, as its norms make them.
+    qkv = torch.randn(TRIAL_ROWS, 3, 2, head_dim, device=device, generator=generator)
+    q, k, v = F.rms_norm(qkv, (head_dim,)).to(dtype).unbind(1)
+    expected = sdpa(q.float(), k.float(), v.float())
     try:
-        import fa3_fwd_interface  # noqa: F401
-    except (ImportError, OSError) as error:  # not installed, or built for another CUDA or PyTorch
-        return f"the package fa3-fwd cannot be imported ({error})"
-    return None
+        out = _heads_of(attend, q, k, v).float()
+        torch.cuda.synchronize(device)
+    except Exception as error:  # whatever a package raises that was not built for this machine
+        raise Unavailable(f"it fails on this machine ({type(error).__name__}: {error})") from error
+    apart = ((out - expected).abs().max() / expected.abs().max()).item()
+    if not apart <= limit:
+        raise Unavailable(f"its results are wrong on this machine, {apart:.1e} of the largest value off")
 
 
-def _fa3() -> AttentionFn:
-    from fa3_fwd_interface import flash_attn_func
+def _heads_of(attend: AttentionFn, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention over heads without rotation; one in 8 bits makes its own of them."""
+    if isinstance(attend, Fp8Attention):
+        weight, none = q.new_ones(q.shape[-1]), q.new_empty(len(q), 0)
+        return attend(*attend.norm_rope(q.clone(), k.clone(), weight, weight, none, none, 1e-5), v)
+    return attend(q, k, v)
+
+
+def _need(device: torch.device, name: str, majors: tuple[int, ...]) -> None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability[0] not in majors:
+        wanted = ", ".join(f"{major}.x" for major in majors)
+        raise Unavailable(f"the GPU has compute capability {capability[0]}.{capability[1]}, and {name} is for {wanted}")
+
+
+def _imported(package: str, module: str) -> Any:
+    try:
+        return __import__(module, fromlist=["flash_attn_func"]).flash_attn_func
+    except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another CUDA or PyTorch
+        raise Unavailable(f"the package {package} cannot be imported ({error})") from error
+
+
+def _package(package: str, module: str, name: str, majors: tuple[int, ...]) -> Callable[[torch.device], AttentionFn]:
+    """Loads ``flash_attn_func`` over (1, S, N, H) from a package of the FlashAttention family."""
+
+    def load(device: torch.device) -> AttentionFn:
+        _need(device, name, majors)
+        flash = _imported(package, module)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = flash(q[None], k[None], v[None])
+            return (out[0] if isinstance(out, tuple) else out)[0]  # some versions add the log-sum-exp
+
+        return attend
+
+    return load
+
+
+def _fa3_fp8(device: torch.device) -> AttentionFn:
+    _need(device, "FlashAttention 3", (9,))
+    return Fp8Attention(flash=_imported("fa3-fwd", "fa3_fwd_interface"))
+
+
+def _sdpa_with(backend: SDPBackend) -> Callable[[torch.device], AttentionFn]:
+    """PyTorch's attention with one kernel insisted on; it raises where that one does not run."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flash_attn_func(q[None], k[None], v[None])[0]
+        with sdpa_kernel(backend):
+            return sdpa(q, k, v)
 
-    return attend
+    return lambda device: attend
+
+
+_LOADERS: Mapping[str, Callable[[torch.device], AttentionFn]] = {
+    "fa2": _package("flash-attn", "flash_attn", "FlashAttention 2", (8, 9, 10, 12)),
+    "fa3": _package("fa3-fwd", "fa3_fwd_interface", "FlashAttention 3", (9,)),
+    "fa4": _package("flash-attn-4", "flash_attn.cute", "FlashAttention 4", (9, 10)),
+    "fa3_fp8": _fa3_fp8,
+    "cudnn": _sdpa_with(SDPBackend.CUDNN_ATTENTION),
+    "flash": _sdpa_with(SDPBackend.FLASH_ATTENTION),
+}

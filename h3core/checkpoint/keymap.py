@@ -44,8 +44,19 @@ def stack_qkv(num_heads: int, head_dim: int) -> RowOrder:
 
 
 def official_dit(num_heads: int, head_dim: int) -> KeyMap:
-    """The sharded release: fused qkv rows are interleaved per head there, in the blocks and in the refiner."""
-    return KeyMap(rows=((re.compile(r".*\.attn\.qkv_proj\.weight"), stack_qkv(num_heads, head_dim)),))
+    """The sharded release, without its modulator: fused qkv rows are interleaved per head, in blocks and refiner."""
+    return KeyMap(
+        skip=re.compile(MODULATOR),
+        rows=((re.compile(r".*\.attn\.qkv_proj\.weight"), stack_qkv(num_heads, head_dim)),),
+    )
+
+
+MODULATOR = r"time_embedder\..*|.*\.adaln_proj\..*"  # keys of the transformer's ``Modulator``
+
+
+def official_modulator() -> KeyMap:
+    """What of the transformer's shards sees timesteps only."""
+    return KeyMap(skip=re.compile(rf"(?!{MODULATOR}).*"))
 
 
 def official_text_encoder(tap: int, num_file_layers: int) -> KeyMap:

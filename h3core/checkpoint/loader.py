@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,29 +12,41 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from comfyui_h3.h3core.accel.fp8 import use_fp8_linears
 from comfyui_h3.h3core.checkpoint.index import TensorEntry, file_stamp, some_of
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.errors import CheckpointError
+from comfyui_h3.h3core.models.fp8_linear import Fp8Linear
 from comfyui_h3.h3core.types import Progress
 
 M = TypeVar("M", bound=nn.Module)
 
+Read = Callable[[Iterable[str], Mapping[str, torch.dtype]], Iterable[tuple[str, Tensor]]]
+"""Names wanted, and the dtype of each -> names and tensors, in any order; a ``Reader``'s."""
+
 
 def build(make: Callable[[], M], dtype: torch.dtype) -> M:
-    """A module on ``meta``, its weights in ``dtype`` except those under its ``FLOAT32`` prefixes."""
+    """A module on ``meta``, its weights in ``dtype`` except those under its ``FLOAT32`` prefixes.
+
+    With float8_e4m3fn the linears that its ``FP8`` matches are in 8 bits, and all else in bfloat16.
+    """
     with torch.device("meta"):
         module = make()
     float32 = getattr(module, "FLOAT32", ())
+    in_8_bits = getattr(module, "FP8", None) if dtype == torch.float8_e4m3fn else None
+    dtype = torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype
     for name, tensor in module.state_dict(keep_vars=True).items():
         wanted = torch.float32 if name.startswith(float32) else dtype
         if tensor.is_floating_point() and tensor.dtype != wanted:
             _assign(module, name, torch.empty_like(tensor, dtype=wanted, device="meta"))
+    if in_8_bits is not None:
+        use_fp8_linears(module, in_8_bits)
     return module.eval().requires_grad_(False)
 
 
 def materialize(module: M, value: Callable[[str, Tensor], Tensor]) -> M:
-    """Fills a module made by ``build`` with ``value(name, tensor on meta)`` for each of its tensors."""
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    """Fills a module made by ``build`` with ``value(name, tensor on meta)`` for each tensor that files hold."""
+    for name, tensor in _stored(module).items():
         _assign(module, name, value(name, tensor))
     return module
 
@@ -44,7 +57,7 @@ def check(module: nn.Module, entries: Mapping[str, TensorEntry], source: Path) -
     Raises CheckpointError naming keys, shapes and dtypes when a tensor is missing, unknown, of another shape, or stored
     in a dtype that cannot hold it: float32 parts must be float32, and nothing of H3 fits float16.
     """
-    wanted = module.state_dict()
+    wanted = _stored(module)
     for problem, names in (("lacks", wanted.keys() - entries.keys()), ("has unknown", entries.keys() - wanted.keys())):
         if names:
             raise CheckpointError(
@@ -64,43 +77,78 @@ def check(module: nn.Module, entries: Mapping[str, TensorEntry], source: Path) -
             )
 
 
-def load(
-    module: M,
-    entries: Mapping[str, TensorEntry],
-    keymap: KeyMap,
-    source: Path,
-    device: torch.device,
-    on_load: Progress | None = None,
-) -> M:
-    """Fills a module made by ``build``, file by file, and returns it on ``device``.
+def load(module: M, entries: Mapping[str, TensorEntry], source: Path, read: Read) -> M:
+    """Fills a module made by ``build``, tensor by tensor, and returns it where ``read`` puts them.
 
-    At no time is more than one tensor held twice. ``on_load`` counts bytes of the files; what it raises ends the load.
-    Raises CheckpointError as ``check`` does, or when a file changes.
+    At no time is more than one tensor held twice; a weight in 8 bits becomes so when it is read.
+    Raises CheckpointError as ``check`` and ``read`` do.
     """
     check(module, entries, source)
-    names_of_file: dict[Path, list[str]] = defaultdict(list)
-    for name, entry in entries.items():
-        names_of_file[entry.file].append(name)
-    dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-    done, total = 0, sum(entry.num_bytes for entry in entries.values())
-    if on_load is not None:
-        on_load(done, total)
-    for file, names in names_of_file.items():
-        try:
-            if file_stamp(file) != entries[names[0]].stamp:
-                raise CheckpointError(f"{file} was changed after it was opened; run Load H3 again")
-            with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in names:
-                    # A copy always: safetensors hands out views of the mapped file, which may be replaced on disk.
-                    tensor = tensors.get_tensor(name).to(device=device, dtype=dtypes[name], copy=True)
-                    order = keymap.order(name)
-                    _assign(module, name, tensor if order is None else order(tensor).contiguous())
-                    done += entries[name].num_bytes
-                    if on_load is not None:
-                        on_load(done, total)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
+    for name, tensor in read(entries, {name: tensor.dtype for name, tensor in _stored(module).items()}):
+        _assign(module, name, tensor)
     return module
+
+
+class Reader:
+    """Reads tensors of one component, all at once or some at a time; ``on_load`` counts the bytes of them all.
+
+    What ``on_load`` raises ends the load. Raises CheckpointError when a file cannot be read, or has changed.
+    """
+
+    def __init__(
+        self, *, entries: Mapping[str, TensorEntry], keymap: KeyMap, device: torch.device, on_load: Progress | None
+    ):
+        self._entries = entries
+        self._keymap = keymap
+        self._device = device
+        self._on_load = on_load or (lambda done, total: None)
+        self._done, self._total = 0, sum(entry.num_bytes for entry in entries.values())
+        self._on_load(self._done, self._total)
+
+    def __call__(self, names: Iterable[str], dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors on the device, in ``dtypes``, file by file; no second one is held here."""
+        names_of_file: dict[Path, list[str]] = defaultdict(list)
+        for name in names:
+            names_of_file[self._entries[name].file].append(name)
+        for file, wanted in names_of_file.items():
+            try:
+                if file_stamp(file) != self._entries[wanted[0]].stamp:
+                    raise CheckpointError(f"{file} was changed after it was opened; run Load H3 again")
+                with safe_open(file, framework="pt", device="cpu") as tensors:
+                    for name in wanted:
+                        # A copy always: safetensors hands out views of the mapped file, which may be replaced on disk.
+                        tensor = tensors.get_tensor(name).to(device=self._device, dtype=dtypes[name], copy=True)
+                        order = self._keymap.order(name)
+                        yield name, tensor if order is None else order(tensor).contiguous()
+                        self._done += self._entries[name].num_bytes
+                        self._on_load(self._done, self._total)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
+
+
+def stream(
+    module: nn.Module, entries: Mapping[str, TensorEntry], source: Path, read: Read
+) -> Callable[[str], AbstractContextManager[None]]:
+    """For a module made by ``build`` whose parts are needed one after the other: the function ``resident``. Within
+    ``resident(prefix)`` the weights under a prefix are where ``read`` puts them, and on meta again after it.
+
+    Raises CheckpointError as ``load`` does, here or when the weights are read.
+    """
+    check(module, entries, source)
+    empty, stored = module.state_dict(), _stored(module)
+
+    @contextmanager
+    def resident(prefix: str) -> Iterator[None]:
+        names = [name for name in entries if name.startswith(prefix)]
+        try:
+            for name, tensor in read(names, {name: stored[name].dtype for name in names}):
+                _assign(module, name, tensor)
+            yield
+        finally:
+            for name in names:
+                _assign(module, name, empty[name])
+
+    return resident
 
 
 def num_bytes(module: nn.Module) -> int:
@@ -108,15 +156,28 @@ def num_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in module.state_dict().values())
 
 
+def _stored(module: nn.Module) -> dict[str, Tensor]:
+    """What files hold of a module on meta, by name, in the dtypes in which it is handed to ``_assign``."""
+    tensors = module.state_dict(keep_vars=True)
+    for name, child in module.named_modules():
+        if isinstance(child, Fp8Linear):
+            tensors[f"{name}.weight"] = tensors[f"{name}.weight"].to(torch.bfloat16)
+            for derived in child.DERIVED:
+                del tensors[f"{name}.{derived}"]
+    return tensors
+
+
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Puts ``tensor`` in the place of the parameter or buffer ``name``."""
+    """Puts ``tensor`` in the place of the parameter or buffer ``name``, in 8 bits where that is a weight in 8 bits."""
     owner, _, leaf = name.rpartition(".")
     parent = module.get_submodule(owner)
-    if leaf in parent._parameters:
+    if isinstance(parent, Fp8Linear) and leaf == "weight" and tensor.dtype != parent.weight.dtype:
+        parent.quantize(tensor)
+    elif leaf in parent._parameters:
         parent._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
     else:
         parent._buffers[leaf] = tensor

@@ -6,13 +6,13 @@ any weight is read. The ``load_*`` methods then stream one component each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from comfyui_h3.h3core.checkpoint import keymap, loader
 from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_index, read_json
@@ -22,10 +22,12 @@ from comfyui_h3.h3core.errors import CheckpointError, H3Error
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder
+from comfyui_h3.h3core.models.dit.adaln import Modulation, Modulator, Resident
 from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.fields import is_positive
+from comfyui_h3.h3core.models.precision import exact_fp32
 from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
 from comfyui_h3.h3core.models.text_encoder.encoder import TextEncoder
 from comfyui_h3.h3core.models.text_encoder.template import Presenter
@@ -64,7 +66,15 @@ class Component:
 
     def fill(self, module: M, device: torch.device, on_load: Progress | None) -> M:
         """``module``, built on meta, with its weights, on ``device``."""
-        return loader.load(module, self.entries, self.keymap, self.folder, device, on_load)
+        return loader.load(module, self.entries, self.folder, self.reader(device, on_load))
+
+    def stream(self, module: nn.Module, device: torch.device, on_load: Progress | None) -> Resident:
+        """For ``module``, built on meta: its weights on ``device``, those under one prefix at a time."""
+        return loader.stream(module, self.entries, self.folder, self.reader(device, on_load))
+
+    def reader(self, device: torch.device, on_load: Progress | None) -> loader.Read:
+        """Reads the component's tensors from its files."""
+        return loader.Reader(entries=self.entries, keymap=self.keymap, device=device, on_load=on_load)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +90,7 @@ class Checkpoint:
     video_vae_config: VideoVAEConfig
     audio_vae_config: AudioVAEConfig
     transformer: Component
+    modulator: Component
     text_encoder: Component
     video_encoder: Component
     video_decoder: Component
@@ -134,6 +145,7 @@ class Checkpoint:
             transformer=Component.open(
                 transformer, keymap.official_dit(dit_config.num_attention_heads, dit_config.attention_head_dim)
             ),
+            modulator=Component.open(transformer, keymap.official_modulator()),
             text_encoder=Component.open(
                 text_encoder,
                 keymap.official_text_encoder(text_encoder_config.tap, text_encoder_config.num_file_layers),
@@ -169,6 +181,7 @@ class Checkpoint:
     def _check_weights(self) -> None:
         """Names and shapes of every tensor that will be read."""
         self.transformer.check(self.new_dit(torch.bfloat16))
+        self.modulator.check(self.new_modulator(torch.bfloat16))
         self.text_encoder.check(self.new_text_encoder(torch.bfloat16))
         self.video_encoder.check(self.new_video_encoder())
         self.video_decoder.check(self.new_video_decoder(torch.float32))
@@ -178,6 +191,10 @@ class Checkpoint:
     def new_dit(self, dtype: torch.dtype, attend: AttentionFn = sdpa) -> DiT:
         """The DiT on meta."""
         return loader.build(lambda: DiT(self.dit_config, attend), dtype)
+
+    def new_modulator(self, dtype: torch.dtype) -> Modulator:
+        """The part of the transformer that sees timesteps only, on meta."""
+        return loader.build(lambda: Modulator(self.dit_config), dtype)
 
     def new_text_encoder(self, dtype: torch.dtype) -> TextEncoder:
         """The encoder up to its tap, on meta."""
@@ -218,6 +235,20 @@ class Checkpoint:
     ) -> DiT:
         """The DiT on ``device``."""
         return self.transformer.fill(self.new_dit(dtype, attend), device, on_load)
+
+    def read_modulation(
+        self,
+        groups: Sequence[Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        on_load: Progress | None = None,
+    ) -> Modulation:
+        """The tables of groups of timesteps (M,) float32, on ``device``. Reads two fifths of the transformer for them,
+        of which it holds one layer at a time."""
+        modulator = self.new_modulator(dtype)
+        resident = self.modulator.stream(modulator, device, on_load)
+        with exact_fp32():
+            return modulator([timesteps.to(device) for timesteps in groups], resident)
 
     def load_text_encoder(
         self, device: torch.device, dtype: torch.dtype, on_load: Progress | None = None

@@ -6,38 +6,40 @@ import torch
 from torch import Tensor
 
 from comfyui_h3.h3core.errors import H3Error
+from comfyui_h3.h3core.models.dit.adaln import Modulation
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.precision import exact_fp32
 from comfyui_h3.h3core.sampling.noise import Noise, noised
 from comfyui_h3.h3core.sampling.packing import (
-    PackedSequence,
     audio_from_rows,
     audio_to_rows,
-    pack,
     video_from_rows,
     video_to_rows,
 )
-from comfyui_h3.h3core.sampling.schedule import Schedule, euler_step
+from comfyui_h3.h3core.sampling.schedule import euler_step
+from comfyui_h3.h3core.sampling.steps import Steps
 from comfyui_h3.h3core.types import Conditioning, Progress
 
 
 def sample(
     dit: DiT,
+    modulation: Modulation,
     conditioning: Conditioning,
     noise: Noise,
-    schedule: Schedule,
+    steps: Steps,
     device: torch.device,
     on_step: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Denoised latents on the CPU, float32, normalised: video (24, T, H/16, W/16), audio (2, 32, A).
 
+    steps: of the packed conditioning; modulation: the tables of its timesteps, on ``device``.
     ``on_step(done, total)`` runs before the first forward and after each; what it raises leaves the model as it was.
     Raises H3Error when a forward gives values that are not finite, naming the step.
     """
-    request = conditioning.request
-    sequence = pack(request, conditioning.modality, conditioning.conditions)
+    request, sequence, schedule = conditioning.request, steps.sequence, steps.schedule
     # All that is constant over the loop is made before it; inside, nothing waits for the device but the checks.
-    steps = _timestep_rows(sequence, schedule, device)
+    rows = {id(index): index.to(device) for index in steps.rows}
+    places = [place.int().to(device) for place in steps.places]
     modality = sequence.modality.to(device)
     cos, sin = dit.rope(sequence.position_ids.to(device), dit.dtype)
     with exact_fp32():
@@ -46,9 +48,10 @@ def sample(
     audio = audio_to_rows(noise.audio).to(device)
     if on_step is not None:
         on_step(0, schedule.num_forwards)
-    for step, (timesteps, timestep_index) in enumerate(steps):
+    for step, place in enumerate(places):
+        timestep_index = place[rows[id(steps.rows[step])]]
         with exact_fp32():  # the first and last products of the model are float32, which TF32 is not
-            audio_velocity, video_velocity = dit(prefix, audio, video, timesteps, timestep_index, modality, cos, sin)
+            audio_velocity, video_velocity = dit(prefix, audio, video, modulation, timestep_index, modality, cos, sin)
         video = euler_step(video, video_velocity, schedule.video, step)
         audio = euler_step(audio, audio_velocity, schedule.audio, step)
         if not torch.isfinite(torch.stack([video.sum(), audio.sum()])).all():
@@ -72,15 +75,3 @@ def _prefix(dit: DiT, conditioning: Conditioning, noise: Noise, device: torch.de
         if condition.video is not None:
             rows.append(dit.embed_video(video_to_rows(noised(condition.video, next(noises))).to(device)))
     return rows
-
-
-def _timestep_rows(sequence: PackedSequence, schedule: Schedule, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Timesteps and index rows of every step, on the device; steps with equal index rows share one tensor of them."""
-    steps: list[tuple[Tensor, Tensor]] = []
-    last = index = torch.empty(0)
-    for step in range(schedule.num_forwards):
-        timesteps, rows = sequence.timestep_rows(1 - schedule.video[step], 1 - schedule.audio[step])
-        if not torch.equal(rows, last):  # they change only where timesteps coincide, as at the start
-            last, index = rows, rows.to(device)
-        steps.append((timesteps.to(device), index))
-    return steps

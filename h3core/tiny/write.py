@@ -15,6 +15,7 @@ from comfyui_h3.h3core.config import PARTITIONS, Partition
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder
+from comfyui_h3.h3core.models.dit.adaln import Modulator
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
@@ -65,6 +66,7 @@ def transformer_weights(seed: int, partition: Partition) -> dict[str, Tensor]:
     """Official tensors of the tiny DiT; fused qkv rows interleaved per head."""
     config = DiTConfig.from_dict(configs.TRANSFORMER, "the tiny transformer config")
     shapes = build(lambda: DiT(config), torch.bfloat16).state_dict()
+    shapes |= build(lambda: Modulator(config), torch.bfloat16).state_dict()
     rules = transformer_rules(config.num_attention_heads, config.attention_head_dim)
     return fill(shapes, rules, seed, f"transformer-{partition}")
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from comfyui_h3.h3core.errors import DeviceMemoryError, H3Error
-from comfyui_h3.h3core.residency import FIXED_BYTES, MARGIN, Residency, Source, available_host_bytes
+from comfyui_h3.h3core.memory_plan import FIXED_BYTES, MARGIN, MemoryPlan, Need
+from comfyui_h3.h3core.residency import Residency, Source, available_host_bytes
 
 GIB = 1 << 30
 
@@ -64,10 +65,52 @@ def test_no_more_leave_than_must(residency, monkeypatch):
     assert list(residency._loaded) == ["decoder", "dit"]
 
 
+def job(*stages, leaving=()):
+    needs = tuple(Need(stage=part, part=part, weight_bytes=1024, working_bytes=0) for part in stages)
+    return MemoryPlan(needs=needs, leaving=frozenset(leaving))
+
+
+def test_who_leaves_after_its_stage_stays_until_its_room_is_needed(residency):
+    residency.follow(job("encoder", "dit", "decoder", leaving=["encoder"]))
+    residency.get("encoder", 0, silent)
+    residency.get("dit", 0, silent)
+    assert set(residency._loaded) == {"encoder", "dit"}
+
+
+def test_who_leaves_after_its_stage_leaves_first(residency, monkeypatch):
+    residency.follow(job("encoder", "dit", "decoder", leaving=["encoder"]))
+    for name in ("decoder", "encoder"):
+        residency.get(name, 0, silent)
+    amounts = iter([0, 100 * GIB])
+    monkeypatch.setattr(Residency, "_free_bytes", lambda self: next(amounts))
+    residency.get("dit", 0, silent)
+    assert set(residency._loaded) == {"decoder", "dit"}
+
+
+def test_what_the_job_does_not_use_leaves_before_all_it_does(residency, monkeypatch):
+    residency.follow(job("encoder", "decoder", leaving=["encoder"]))
+    for name in ("encoder", "dit"):
+        residency.get(name, 0, silent)
+    amounts = iter([0, 100 * GIB])
+    monkeypatch.setattr(Residency, "_free_bytes", lambda self: next(amounts))
+    residency.get("decoder", 0, silent)
+    assert set(residency._loaded) == {"encoder", "decoder"}
+
+
 def test_missing_bytes_are_those_of_the_dtype_it_will_have(residency):
-    assert residency.missing_bytes("dit", GIB) == int(MARGIN * (256 * 4 + GIB)) + FIXED_BYTES
+    assert residency.missing_bytes("dit", GIB) == 256 * 4 + int(MARGIN * GIB) + FIXED_BYTES
     residency.get("dit", 0, silent)
     assert residency.missing_bytes("dit", GIB) == int(MARGIN * GIB) + FIXED_BYTES
+
+
+def test_capacity_is_what_is_free_and_what_its_modules_take(residency):
+    residency.get("dit", 0, silent)
+    residency.free["bytes"] = 5 * GIB
+    assert residency.capacity_bytes() == 5 * GIB + 256 * 4
+
+
+def test_nobody_counts_the_memory_of_a_cpu():
+    assert Residency(torch.device("cpu"), {}).capacity_bytes() is None
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").is_file(), reason="this system does not tell its memory in /proc")

@@ -31,11 +31,15 @@ def transformer(folder: Path, dtype: torch.dtype = torch.float32, name: str = "t
 
 
 def _load(cls: Any, folder: Path) -> Any:
-    """A diffusers model with the tensors of ``folder``, in their own dtypes (``from_pretrained`` needs accelerate)."""
+    """A diffusers model with the tensors of ``folder``, in their own dtypes (``from_pretrained`` needs accelerate).
+
+    Copies, which PyTorch aligns: a product with one row is added up in an order that depends on the addresses, and
+    those of a mapped file on the lengths of the names in its header.
+    """
     model = cls.from_config(json.loads((folder / "config.json").read_text()))
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(file)
+        tensors |= {name: tensor.clone() for name, tensor in load_file(file).items()}
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.eval()
 

@@ -212,10 +212,12 @@ def test_forward_with_every_kind_of_row_is_bit_equal(tiny_h3, tmp_path_factory, 
     video, audio = torch.randn(len(video_indices), 96, generator=g), torch.randn(len(audio_indices), 32, generator=g)
     timesteps, index = sequence.timestep_rows(*torch.tensor(times))
 
-    dit = Checkpoint.open(tiny_h3, "fl2va").load_dit(torch.device("cpu"), dtype)
+    checkpoint = Checkpoint.open(tiny_h3, "fl2va")
+    dit = checkpoint.load_dit(torch.device("cpu"), dtype)
     oracle = transformer(diffusers_folder(tmp_path_factory.getbasetemp()), dtype)
     with torch.no_grad():
         cos, sin = dit.rope(sequence.position_ids, dtype)
+        modulation = checkpoint.read_modulation([timesteps], torch.device("cpu"), dtype)
         embedded = torch.empty(layout.num_rows, dit.config.hidden_size, dtype=dtype)
         embedded[video_indices], embedded[audio_indices] = dit.embed_video(video), dit.embed_audio(audio)
         prefix = torch.cat([dit.embed_text(text), embedded[layout.condition]])
@@ -223,7 +225,7 @@ def test_forward_with_every_kind_of_row_is_bit_equal(tiny_h3, tmp_path_factory, 
             prefix,
             audio[-layout.num_audio :],
             video[-layout.num_video :],
-            timesteps,
+            modulation,
             index,
             sequence.modality,
             cos,

@@ -39,11 +39,13 @@ def test_forward_is_bit_equal(tiny_h3, tmp_path_factory, dtype, times):
     timesteps, index = sequence.timestep_rows(*torch.tensor(times))
     rows = torch.arange(layout.num_rows)
 
-    dit = Checkpoint.open(tiny_h3, "fl2va").load_dit(torch.device("cpu"), dtype)
+    checkpoint = Checkpoint.open(tiny_h3, "fl2va")
+    dit = checkpoint.load_dit(torch.device("cpu"), dtype)
     oracle = transformer(diffusers_folder(tmp_path_factory.getbasetemp()), dtype)
     with torch.no_grad():
         cos, sin = dit.rope(sequence.position_ids, dtype)
-        ours_audio, ours_video = dit(dit.embed_text(text), audio, video, timesteps, index, sequence.modality, cos, sin)
+        modulation = checkpoint.read_modulation([timesteps], torch.device("cpu"), dtype)
+        ours_audio, ours_video = dit(dit.embed_text(text), audio, video, modulation, index, sequence.modality, cos, sin)
         theirs_video, theirs_audio = oracle(
             hidden_states=video[None],
             audio_hidden_states=audio[None],

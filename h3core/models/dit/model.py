@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from comfyui_h3.h3core.models.dit.adaln import TimestepEmbedder
+from comfyui_h3.h3core.models.dit.adaln import Modulation
 from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 from comfyui_h3.h3core.models.dit.block import Block, FinalLayer
 from comfyui_h3.h3core.models.dit.config import NUM_MODALITIES, DiTConfig
@@ -17,17 +18,19 @@ from comfyui_h3.h3core.models.dit.rope import RotaryFrequencies
 class DiT(nn.Module):
     """Predicts the velocity of audio and video rows toward the data.
 
-    Parameters carry the official names. Those under ``FLOAT32`` are float32 whatever the dtype of the rest.
+    Parameters carry the official names. Those under ``FLOAT32`` are float32 whatever the dtype of the rest. What a
+    timestep does to a block comes from the ``Modulator``, whose weights are not here. The linears that match ``FP8``
+    can be in 8 bits.
     """
 
     FLOAT32 = (
         "video_patch_proj.",
         "audio_patch_proj.",
-        "time_embedder.",
         "rope.",
         "final_layer.video_out.",
         "final_layer.audio_out.",
     )
+    FP8 = re.compile(r"condition_proj|(token_refiner\.)?blocks\.\d+\.(attn\.(qkv|out)_proj|mlp\.fc[12])")
 
     def __init__(self, config: DiTConfig, attend: AttentionFn = sdpa):
         super().__init__()
@@ -35,7 +38,6 @@ class DiT(nn.Module):
         self.video_patch_proj = nn.Linear(config.patch_size, config.hidden_size)
         self.audio_patch_proj = nn.Linear(config.audio_latents_dim, config.hidden_size)
         self.condition_proj = nn.Linear(config.text_dim, config.hidden_size)
-        self.time_embedder = TimestepEmbedder(config)
         self.rope = RotaryFrequencies(config.rope_inv_freq_len)
         self.token_refiner = TokenRefiner(config, attend)
         self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.num_layers))
@@ -44,7 +46,7 @@ class DiT(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """dtype of the residual stream."""
-        return self.condition_proj.weight.dtype
+        return self.token_refiner.final_norm.weight.dtype
 
     def embed_text(self, text: Tensor) -> Tensor:
         """Text states (L, text_dim) -> refined rows (L, D). Depends on the prompt alone: once per request."""
@@ -63,7 +65,7 @@ class DiT(nn.Module):
         prefix: Tensor,
         audio: Tensor,
         video: Tensor,
-        timesteps: Tensor,
+        modulation: Modulation,
         timestep_index: Tensor,
         modality: Tensor,
         cos: Tensor,
@@ -72,13 +74,15 @@ class DiT(nn.Module):
         """Velocities of the target rows, float32: audio (num_audio, 32), video (num_video, 96).
 
         prefix: (num_prefix, D), rows that are not denoised: refined text, then conditions. audio, video: noisy rows,
-        float32. timesteps: (M,) float32, the distinct ones.
-        timestep_index, modality: (S,) int32. cos, sin: (S, R / 2) in ``dtype``, from ``rope``.
+        float32. timestep_index: (S,) int32, which of the modulation's timesteps each row has; modality: (S,) int32.
+        cos, sin: (S, R / 2) in ``dtype``, from ``rope``.
         """
         num_targets = len(audio) + len(video)
         x = torch.cat([prefix, self.embed_audio(audio), self.embed_video(video)])  # (S, D)
-        temb = F.silu(self.time_embedder(timesteps)).to(self.dtype)  # shared by all blocks
         index = NUM_MODALITIES * timestep_index + modality
-        for block in self.blocks:
-            x = block(x, temb, index, cos, sin)
-        return self.final_layer(x[-num_targets:], temb, timestep_index[-num_targets:], len(audio))
+        tables = [modulation.of_block(layer) for layer in range(len(self.blocks))]
+        norms = [block.entry(table) for block, table in zip(self.blocks, tables, strict=True)]  # type: ignore[operator]
+        h = norms[0].of(x, index, self.config.norm_eps)
+        for block, table, following in zip(self.blocks, tables, [*norms[1:], None], strict=True):
+            x, h = block(x, h, table, following, index, cos, sin)
+        return self.final_layer(x[-num_targets:], modulation.final, timestep_index[-num_targets:], len(audio))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,10 @@ class TextEncoder(nn.Module):
     """Presentation -> (L, hidden_size): the residual stream after ``config.tap`` layers, one row a token.
 
     Parameters carry the official names; of what the file holds, the layers behind the tap, the final norm and the
-    language head are not here.
+    language head are not here. The linears that match ``FP8`` can be in 8 bits.
     """
+
+    FP8 = re.compile(r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj")
 
     def __init__(self, config: TextEncoderConfig):
         super().__init__()

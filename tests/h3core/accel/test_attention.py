@@ -3,13 +3,101 @@
 import pytest
 import torch
 
-from comfyui_h3.h3core.accel.attention import choose_attention
+from comfyui_h3.h3core.accel import attention as module
+from comfyui_h3.h3core.accel.attention import ATTENTIONS, choose_attention
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.models.dit.attention import sdpa
+from comfyui_h3.tests.tolerances import BF16_ATTENTION, relative_error
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")  # only ever named: what would touch it is replaced
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Makes believe in a GPU of a compute capability, whose trials are arithmetic on the CPU."""
+
+    def make(capability, **attends):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        tried = module._try
+        monkeypatch.setattr(module, "_try", lambda attend, device, *rest: tried(attend, CPU, *rest))
+        loaders = dict.fromkeys(module._LOADERS, missing) | {
+            name: lambda device, attend=attend: attend for name, attend in attends.items()
+        }
+        monkeypatch.setattr(module, "_LOADERS", loaders)
+
+    return make
+
+
+def missing(device):
+    raise module.Unavailable("the package is not installed")
+
+
+def right(q, k, v):
+    return sdpa(q, k, v)
+
+
+def wrong(q, k, v):
+    return sdpa(q, k, v).roll(1, 0)
+
+
+def broken(q, k, v):
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "expected"),
+    [
+        ((9, 0), ("fa3", "cudnn", "flash"), "fa3"),
+        ((9, 0), ("fa2", "cudnn", "flash"), "cudnn"),
+        ((9, 0), ("flash",), "flash"),
+        ((10, 0), ("fa4", "fa3", "cudnn"), "fa4"),
+        ((10, 3), ("fa3", "cudnn"), "cudnn"),
+        ((8, 9), ("fa2", "flash"), "fa2"),
+        ((8, 6), ("cudnn", "flash"), "flash"),
+        ((8, 0), (), "sdpa"),
+        ((12, 1), ("fa2", "fa3", "fa4", "cudnn", "flash"), "sdpa"),  # GB10
+        ((7, 5), ("flash",), "sdpa"),
+    ],
+)
+def test_auto_takes_the_best_that_the_gpu_has(on, capability, installed, expected):
+    on(capability, **dict.fromkeys(installed, right))
+    assert choose_attention("auto", GPU, torch.bfloat16, 64).name == expected
+
+
+@pytest.mark.parametrize(("attend", "words"), [(wrong, "results are wrong"), (broken, "no kernel image")])
+def test_package_that_does_not_work_here_is_passed_over(on, attend, words):
+    on((9, 0), fa3=attend, cudnn=right)
+    chosen = choose_attention("auto", GPU, torch.bfloat16, 64)
+    assert chosen.name == "cudnn"
+    assert words in chosen.reason
+    with pytest.raises(RequestError, match=f"attention=fa3 cannot run: .*{words}.*use attention=auto"):
+        choose_attention("fa3", GPU, torch.bfloat16, 64)
+
+
+def test_float32_runs_the_attention_of_pytorch(on):
+    on((9, 0), fa3=right, cudnn=right)
+    chosen = choose_attention("auto", GPU, torch.float32, 64)
+    assert chosen.name == "sdpa"
+    assert "the precision is float32" in chosen.reason
+
+
+@pytest.mark.gpu
+def test_what_is_chosen_on_this_gpu_is_right(device):
+    for name in ATTENTIONS:
+        try:
+            chosen = choose_attention(name, device, torch.bfloat16, 128)
+        except RequestError:
+            assert name not in ("auto", "sdpa")
+            continue
+        q, k, v = torch.randn(3, 777, 4, 128, device=device, dtype=torch.bfloat16).unbind(0)
+        if name != "fa3_fp8":  # which quantises what its own norm bounds
+            out = chosen.attend(q, k, v)
+            expected = sdpa(q.float(), k.float(), v.float())
+            assert relative_error(out, expected) < BF16_ATTENTION
 
 
 def test_cpu_runs_the_attention_of_pytorch():
@@ -21,7 +109,7 @@ def test_cpu_runs_the_attention_of_pytorch():
 def test_attention_that_cannot_run_is_refused_when_it_is_asked_for(tiny_h3):
     with pytest.raises(RequestError, match="attention=fa3 cannot run: the device is cpu"):
         Engine(EngineConfig(checkpoint=tiny_h3, device="cpu", attention="fa3"))
-    with pytest.raises(RequestError, match="auto, fa3, sdpa"):
+    with pytest.raises(RequestError, match="auto, fa3, fa4, fa2, cudnn, flash, sdpa, fa3_fp8"):
         EngineConfig(checkpoint=tiny_h3, device="cpu", attention="sage")
 
 

@@ -11,6 +11,7 @@ from comfyui_h3.h3core.checkpoint.loader import build
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder
+from comfyui_h3.h3core.models.dit.adaln import Modulator
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
 from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
@@ -33,8 +34,15 @@ def partition(official_data):
     return official_data / "FL2VA"
 
 
+def transformer_state(config):
+    dit = build(lambda: DiT(config), torch.bfloat16).state_dict()
+    modulator = build(lambda: Modulator(config), torch.bfloat16).state_dict()
+    assert not dit.keys() & modulator.keys()
+    return dit | modulator
+
+
 def test_dit_has_the_released_535_tensors_and_bytes():
-    state = build(lambda: DiT(DiTConfig()), torch.bfloat16).state_dict()
+    state = transformer_state(DiTConfig())
     assert len(state) == 535
     assert num_bytes(state) == 66_280_430_144
     assert all(tensor.device.type == "meta" for tensor in state.values())
@@ -44,12 +52,22 @@ def test_dit_has_the_released_535_tensors_and_bytes():
     assert float32 == {"video_patch_proj", "audio_patch_proj", "time_embedder", "rope", "final_layer"}
 
 
+def test_two_fifths_of_the_weights_see_timesteps_only():
+    modulator = build(lambda: Modulator(DiTConfig()), torch.bfloat16)
+    blocks = 50 * 18 * 5376 * (2688 + 1) * 2
+    final = 2 * 5376 * (2688 + 1) * 2
+    embedder = (5376 * (256 + 1) + 2688 * (5376 + 1)) * 4  # stays float32
+    assert num_bytes(modulator.state_dict()) == blocks + final + embedder
+    table = modulator.blocks[0].adaln_proj.linear
+    assert table.weight.shape == (3 * 6 * 5376, 2688)
+
+
 @pytest.mark.parametrize("name", ["FL2VA", "Ref2VA"])
 def test_dit_names_are_those_of_the_index(official_data, name):
     folder = official_data / name / "transformer"
     index = read(folder / "model.safetensors.index.json")
     config = DiTConfig.from_dict(read(folder / "config.json"), "config.json")
-    state = build(lambda: DiT(config), torch.bfloat16).state_dict()
+    state = transformer_state(config)
     assert config == DiTConfig()
     assert set(state) == set(index["weight_map"])
     assert num_bytes(state) == index["metadata"]["total_size"]

@@ -254,6 +254,7 @@ def test_headers_agree_with_the_library(tiny_h3):
 def test_every_weight_of_the_file_reaches_the_model(tiny_h3):
     checkpoint = Checkpoint.open(tiny_h3, "fl2va")
     dit = checkpoint.load_dit(CPU, torch.bfloat16).state_dict()
+    dit |= checkpoint.modulator.fill(checkpoint.new_modulator(torch.bfloat16), CPU, None).state_dict()
     shards = {}
     for file in (tiny_h3 / "FL2VA/transformer").glob("*.safetensors"):
         shards |= load_file(file)

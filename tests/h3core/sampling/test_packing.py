@@ -13,11 +13,7 @@ from comfyui_h3.h3core.sampling.packing import (
     video_to_rows,
 )
 from comfyui_h3.h3core.sampling.positions import spatial_axes
-from comfyui_h3.h3core.sampling.sampler import _timestep_rows
-from comfyui_h3.h3core.sampling.schedule import Schedule
 from comfyui_h3.h3core.types import Request
-
-CPU = torch.device("cpu")
 
 
 def packed(num_text, **fields):
@@ -108,11 +104,3 @@ def test_every_legal_seed_draws(seed):
     request, _ = resolve(Request(prompt="x", width=32, height=32, num_frames=5))
     noise = Noise.draw(request, seed, video_channels=24, audio_channels=32)
     assert torch.isfinite(noise.video).all()
-
-
-def test_steps_share_their_index_rows():
-    """One row of indices a forward would be hundreds of megabytes for a long clip with many points."""
-    steps = _timestep_rows(packed(5, width=64, height=64, num_frames=22), Schedule.uniform(50, 12.0, 3.0), CPU)
-    assert len(steps) == 49
-    assert len({id(index) for _, index in steps}) == 2  # the first step, where both clocks are at 0, and the others
-    assert [len(timesteps) for timesteps, _ in steps] == [1] + [2] * 48

@@ -69,7 +69,8 @@ def test_canvas_says_what_it_costs(shown):
         "1344x768, 243 frames (10.12 s)",
         "73,386 rows (72,576 video, 810 audio) and the prompt's",
         "10.5 PFLOP a forward, 517 for 49 forwards",
-        "activations 8.1 GiB, weights 61.7 GiB after 48.0 GiB of the text encoder (released model, bf16)",
+        "activations 8.1 GiB, weights 37.4 GiB after 48.0 GiB of the text encoder; 100 GiB where all of it stays on "
+        "the GPU (released model, bf16)",
     ]
 
 
