@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from comfyui_h3.benchmarks.record import write_record
 from comfyui_h3.h3core.accel.attention import ATTENTIONS, choose_attention
 from comfyui_h3.h3core.checkpoint.loader import build, materialize
+from comfyui_h3.h3core.models.dit.adaln import Modulation
 from comfyui_h3.h3core.models.dit.attention import AttentionFn
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
@@ -28,6 +29,7 @@ from comfyui_h3.h3core.sampling.noise import Noise
 from comfyui_h3.h3core.sampling.packing import pack
 from comfyui_h3.h3core.sampling.sampler import sample
 from comfyui_h3.h3core.sampling.schedule import Schedule
+from comfyui_h3.h3core.sampling.steps import Steps
 from comfyui_h3.h3core.types import Conditioning, Request
 from comfyui_h3.kernels.dispatch import BACKENDS, backend
 
@@ -50,6 +52,17 @@ def random_weights(dit: DiT, device: torch.device) -> DiT:
     return materialize(dit, value)
 
 
+def random_modulation(config: DiTConfig, steps: Steps, dtype: torch.dtype, device: torch.device) -> Modulation:
+    """Tables of the shapes of ``steps``, small, so that the stream stays near unit size."""
+    generator = torch.Generator(device).manual_seed(2)
+    num_rows = steps.num_timesteps
+    blocks = torch.empty(config.num_layers, 3 * num_rows, 6, config.hidden_size, dtype=dtype, device=device)
+    final = torch.empty(num_rows, 2, config.hidden_size, dtype=dtype, device=device)
+    return Modulation(
+        blocks=blocks.normal_(0, 0.1, generator=generator), final=final.normal_(0, 0.1, generator=generator)
+    )
+
+
 def forward_seconds(dit: DiT, clip: str, device: torch.device, num_forwards: int) -> tuple[list[float], int]:
     """Seconds of each forward after the first, and the rows of the sequence."""
     num_frames, num_text = CLIPS[clip]
@@ -67,9 +80,12 @@ def forward_seconds(dit: DiT, clip: str, device: torch.device, num_forwards: int
         torch.cuda.synchronize(device)
         ends.append(time.perf_counter())
 
-    sample(dit, conditioning, noise, Schedule.uniform(num_forwards + 2, 12.0, 3.0), device, on_step)
+    sequence = pack(request, conditioning.modality)
+    steps = Steps.of(sequence, Schedule.uniform(num_forwards + 2, 12.0, 3.0), exact=False)
+    modulation = random_modulation(config, steps, dit.dtype, device)
+    sample(dit, modulation, conditioning, noise, steps, device, on_step)
     seconds = [end - start for start, end in itertools.pairwise(ends[1:])]
-    return seconds, pack(request, conditioning.modality).layout.num_rows
+    return seconds, sequence.layout.num_rows
 
 
 def median_ms(call: Callable[[], object], repeats: int = 5) -> float:

@@ -20,13 +20,15 @@ from torch import Tensor
 from comfyui_h3.benchmarks.record import write_record
 from comfyui_h3.kernels.dispatch import backend, triton_problem
 from comfyui_h3.kernels.gate_residual import gate_residual
+from comfyui_h3.kernels.gate_residual_norm import gate_residual_norm
 from comfyui_h3.kernels.norm_modulate import norm_modulate
 from comfyui_h3.kernels.qk_norm_rope import qk_norm_rope
 from comfyui_h3.kernels.swiglu import swiglu
 from comfyui_h3.tests.tolerances import NORM_DIFFERENT_SHARE
 
 # Rows of a 5 s clip at 1344x768 (37,296 video, 414 audio, 66 text): on one GPU, and its share of 8.
-ROWS = (4_722, 37_776)
+SHARED_ROWS = 4_722
+ROWS = (SHARED_ROWS, 37_776)
 D, N, H, R, F, M = 5376, 56, 128, 96, 14336, 6
 EPS = 1e-5
 ROTATED_BYTES = 512 << 20  # inputs to rotate over: several times the largest cache
@@ -64,14 +66,26 @@ def make_gate_residual(num_rows: int, generator: torch.Generator) -> tuple[Any, 
     return randn(generator, num_rows, D), randn(generator, num_rows, D), gate, make_index(num_rows, generator)
 
 
+def make_gate_residual_norm(num_rows: int, generator: torch.Generator) -> tuple[Any, ...]:
+    x, o, gate, index = make_gate_residual(num_rows, generator)
+    shift, scale, *_ = randn(generator, M, 6 * D).chunk(6, dim=-1)
+    return x, o, gate, randn(generator, D), scale, shift, index, EPS
+
+
 def make_swiglu(num_rows: int, generator: torch.Generator) -> tuple[Any, ...]:
-    return (randn(generator, num_rows, 2 * F),)
+    # The result replaces the gate: with this up it is about the gate again, however often.
+    gate = randn(generator, num_rows, F)
+    return (torch.cat((gate, 1 + torch.exp(-gate)), dim=-1),)
+
+
+def make_qk_norm(num_rows: int, generator: torch.Generator, rotary_dim: int = 0) -> tuple[Any, ...]:
+    q, k, _ = randn(generator, num_rows, 3, N, H).unbind(1)
+    angle = 100 * torch.randn(num_rows, rotary_dim // 2, device=generator.device, generator=generator)
+    return q, k, randn(generator, H), randn(generator, H), angle.cos().bfloat16(), angle.sin().bfloat16(), EPS
 
 
 def make_qk_norm_rope(num_rows: int, generator: torch.Generator) -> tuple[Any, ...]:
-    q, k, _ = randn(generator, num_rows, 3, N, H).unbind(1)
-    angle = 100 * torch.randn(num_rows, R // 2, device=generator.device, generator=generator)
-    return q, k, randn(generator, H), randn(generator, H), angle.cos().bfloat16(), angle.sin().bfloat16(), EPS
+    return make_qk_norm(num_rows, generator, R)
 
 
 OPS = {
@@ -87,7 +101,19 @@ OPS = {
         num_bytes=lambda rows: 2 * (3 * rows * D + M * D) + 4 * rows,
         different_share=0.0,
     ),
+    "gate_residual_norm": Op(
+        function=gate_residual_norm,
+        make=make_gate_residual_norm,
+        num_bytes=lambda rows: 2 * (4 * rows * D + D + 3 * M * D) + 4 * rows,
+        different_share=NORM_DIFFERENT_SHARE,
+    ),
     "swiglu": Op(function=swiglu, make=make_swiglu, num_bytes=lambda rows: 2 * 3 * rows * F, different_share=0.0),
+    "qk_norm": Op(
+        function=qk_norm_rope,
+        make=make_qk_norm,
+        num_bytes=lambda rows: 2 * (4 * rows * N * H + 2 * H),
+        different_share=NORM_DIFFERENT_SHARE,
+    ),
     "qk_norm_rope": Op(
         function=qk_norm_rope,
         make=make_qk_norm_rope,
@@ -133,10 +159,10 @@ def median_us(run: Callable[[], object], num_samples: int) -> float:
 
 def check(name: str, op: Op, arguments: tuple[Any, ...]) -> None:
     """Raise where the kernel differs from its reference in more elements than it may."""
-    with backend("triton"):
-        out = op.function(*arguments)
     with backend("torch"):
         expected = op.function(*arguments)
+    with backend("triton"):  # second, as it may write over its arguments
+        out = op.function(*arguments)
     if isinstance(out, Tensor):
         out, expected = (out,), (expected,)
     for got, wanted in zip(out, expected, strict=True):
@@ -162,6 +188,15 @@ def measure(name: str, num_rows: int, copy_rate: float, num_samples: int, device
     return {f"{name}_{num_rows}.{key}": value for key, value in figures.items()}
 
 
+FIELD_NAMES = {  # what the operations are called in reports of other engines, which time them at SHARED_ROWS
+    "norm_modulate": "scale_shift",
+    "gate_residual": "gated_residual",
+    "swiglu": "swiglu",
+    "qk_norm": "qk_norm",
+    "qk_norm_rope": "qk_norm_rope",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.ops", description=__doc__.splitlines()[0])
     parser.add_argument("--op", choices=["all", *OPS], default="all")
@@ -182,9 +217,12 @@ def main() -> None:
         for name in OPS if options.op == "all" else [options.op]:
             for num_rows in options.rows:
                 figures |= measure(name, num_rows, copy_rate, options.samples, device)
+    for name, field_name in FIELD_NAMES.items():
+        if f"{name}_{SHARED_ROWS}.triton_us" in figures:
+            figures[f"ops_us.{field_name}"] = figures[f"{name}_{SHARED_ROWS}.triton_us"]
     for key, value in figures.items():
         print(f"{key:40} {value:10.3f}")
-    name = "ops" if options.op == "all" else f"ops-{options.op}"
+    name = "ops" if options.op == "all" else f"ops_{options.op}"
     shapes = {"rows": list(options.rows), "D": D, "N": N, "H": H, "R": R, "F": F, "M": M, "dtype": "bfloat16"}
     print(write_record(name, figures, shapes, device=device, out=options.out, commit=options.commit))
 

@@ -22,7 +22,7 @@ def write_record(
     out: Path | None = None,
     commit: str | None = None,
 ) -> Path:
-    """Write ``<name>-<device>.json`` into ``out`` (default: benchmarks/results) and return its path.
+    """Write ``<device>_<name>.json`` into ``out`` (default: benchmarks/results) and return its path.
 
     figures: "group.name" -> number, the unit at the end of the name (``_us``, ``_gb``). shapes: their sizes.
     commit: for a copy of the files without git; else that of the checkout, ``-dirty`` where files differ from it.
@@ -43,7 +43,7 @@ def write_record(
     folder = out or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     slug = "-".join(device_name.removeprefix("NVIDIA ").lower().replace("(", " ").replace(")", " ").split())
-    path = folder / f"{name}-{slug}.json"
+    path = folder / f"{slug}_{name}.json"
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return path
 

@@ -153,7 +153,7 @@ def main() -> None:
         "seconds": args.seconds,
         "cpu_threads": torch.get_num_threads(),
     }
-    path = write_record("reference-memory", figures, shapes, device=device, out=args.out, commit=args.commit)
+    path = write_record("reference_memory", figures, shapes, device=device, out=args.out, commit=args.commit)
     for figure, value in figures.items():
         print(f"{figure:24} {value:10.3f}")
     print(path)
