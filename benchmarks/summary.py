@@ -139,6 +139,8 @@ def _operators(results: Results) -> str:
 def _cell(value: float | None, unit: str) -> str:
     if value is None:
         return "not measured"
+    if unit == " s" and value < 1:
+        return _cell(1e3 * value, " ms")
     return f"{value:.3g}{unit}" if value < 100 else f"{value:.0f}{unit}"
 
 

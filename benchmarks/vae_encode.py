@@ -169,11 +169,11 @@ def main() -> None:
     print(write_record("vae_encode", figures, shapes, device=device, out=args.out, commit=args.commit))
     if args.diffusers:
         two_tiles = pixels[:, : config.clip_length, : config.tile_size, : 2 * config.tile_size - config.tile_overlap]
-        theirs, x = diffusers_encode(encoder), normalize_pixels(two_tiles.to(device))
+        encode_with_diffusers, x = diffusers_encode(encoder), normalize_pixels(two_tiles.to(device))
         exact = encode_moments(encoder, two_tiles, exact=True)
-        figures["two_tiles.exact_equals_diffusers"] = float(torch.equal(exact, theirs(x)))
+        figures["two_tiles.exact_equals_diffusers"] = float(torch.equal(exact, encode_with_diffusers(x)))
         figures["two_tiles.exact_s"] = seconds(lambda: encode_moments(encoder, two_tiles, exact=True), device, 3)
-        figures["two_tiles.diffusers_s"] = seconds(lambda: theirs(x), device, 3)
+        figures["two_tiles.diffusers_s"] = seconds(lambda: encode_with_diffusers(x), device, 3)
         print({key: value for key, value in figures.items() if key.startswith("two_tiles")}, flush=True)
         print(write_record("vae_encode", figures, shapes, device=device, out=args.out, commit=args.commit))
 

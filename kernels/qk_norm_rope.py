@@ -24,7 +24,7 @@ from comfyui_h3.kernels.rounding import add_bf16, mul_bf16, to_bf16
 WIDEST_LOAD = 8  # bfloat16 values in one access of a thread
 
 # block: heads of a row computed at a time, of q and then of k.
-LAUNCH = {(9, 0): Launch(block=4, num_warps=1), None: Launch(block=4, num_warps=1)}
+LAUNCH = {(9, 0): Launch(block=8, num_warps=2), None: Launch(block=8, num_warps=2)}
 
 
 def qk_norm_rope_ref(

@@ -84,7 +84,7 @@ def e4m3_bits(x):
 
 @triton.jit
 def e4m3_ptx(x):
-    """The same by the conversion that NVIDIA GPUs have from compute capability 8.9 on."""
+    """The same by the conversion that NVIDIA GPUs have from compute capability 8.9 on. Of four values at least."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b16 low, high;
@@ -144,6 +144,6 @@ def quantize_fp8(x: Tensor) -> QuantizedRows:
     with torch.cuda.device_of(x):
         _quantize_fp8_kernel[(num_rows,)](
             out.values.view(torch.uint8), out.scales, x, x.stride(0), dim,
-            BLOCK=triton.next_power_of_2(dim), num_warps=launch.num_warps,
+            BLOCK=max(4, triton.next_power_of_2(dim)), num_warps=launch.num_warps,
         )  # fmt: skip
     return out

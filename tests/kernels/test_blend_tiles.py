@@ -161,8 +161,10 @@ def test_halves_are_rounded_to_even_and_values_clamped(implementation, device):
     values = torch.tensor([0.5, 1.5, 2.5, -7.0, 254.5, 300.0, 0.49999997, 128.0], device=device)
     tiles[0, 0].view(3, 4, 16)[:, :, :8] = values
     statistics = torch.tensor([[0.0] * 3, [255.0] * 3], device=device)
-    # value / 255 * 255 is the value again for these, but for the two that are clamped
-    assert torch.equal((values / 255 * 255)[[0, 1, 2, 4, 7]], values[[0, 1, 2, 4, 7]])
+    # value / 255 * 255 is the value again for these, but for the two that are clamped. Divided by a tensor: a number
+    # would become a product with its reciprocal on a GPU.
+    again = values / torch.full_like(values, 255.0) * 255
+    assert torch.equal(again[[0, 1, 2, 4, 7]], values[[0, 1, 2, 4, 7]])
     with backend(implementation):
         frames = blend_tiles_to_uint8(
             tiles, grid, 0, 1, None, statistics, torch.zeros(1, dtype=torch.int32, device=device)
