@@ -78,7 +78,11 @@ class DiT(nn.Module):
         cos, sin: (S, R / 2) in ``dtype``, from ``rope``.
         """
         num_targets = len(audio) + len(video)
-        x = torch.cat([prefix, self.embed_audio(audio), self.embed_video(video)])  # (S, D)
+        first, num_rows = len(prefix), len(prefix) + num_targets
+        x = prefix.new_empty(num_rows, prefix.shape[1])  # the stream (S, D), written where it stays
+        x[:first] = prefix
+        x[first : first + len(audio)] = self.audio_patch_proj(audio)
+        x[first + len(audio) :] = self.video_patch_proj(video)
         index = NUM_MODALITIES * timestep_index + modality
         tables = [modulation.of_block(layer) for layer in range(len(self.blocks))]
         norms = [block.entry(table) for block, table in zip(self.blocks, tables, strict=True)]  # type: ignore[operator]
