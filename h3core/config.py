@@ -11,8 +11,7 @@ import torch
 
 from comfyui_h3.h3core.accel.attention import ATTENTIONS
 from comfyui_h3.h3core.errors import RequestError
-from comfyui_h3.kernels.conv3d import tensor_core_problem
-from comfyui_h3.kernels.dispatch import BACKENDS
+from comfyui_h3.kernels.dispatch import BACKENDS, tensor_core_problem
 
 Partition = Literal["fl2va", "ref2va"]
 PARTITIONS: dict[Partition, str] = {"fl2va": "FL2VA", "ref2va": "Ref2VA"}  # the folder of each in a checkpoint
@@ -37,9 +36,9 @@ class EngineConfig:
         and they run almost twice as fast.
     quality: "exact" computes in the order of the public reference; "lossless" computes the same, and may add up in
         another order where that is faster.
-    attention: of the DiT. "auto" takes FlashAttention 3 where it can run (a Hopper GPU and the package fa3-fwd), else
-        PyTorch's own; "fa3" insists on the first, "sdpa" is the second. "fa3_fp8" is an approximation: FlashAttention 3
-        over queries, keys and values in 8 bits.
+    attention: of the DiT. "auto" takes the fastest that runs here, of one precision all: FlashAttention 3 on a Hopper
+        GPU with the package fa3-fwd, others on other GPUs, PyTorch's own where there is none. A name insists on that
+        one. "fa3_fp8" is an approximation: FlashAttention 3 over queries, keys and values in 8 bits.
     kernels: "auto" takes the Triton kernels where they can run; "triton" insists on them, "torch" never uses them.
     encode_precision: of the encoder that makes latents of pictures and clips. "split" multiplies float16 halves of
         float32 numbers on tensor cores, to the accuracy of "float32"; "half" one float16 number for each, which moves
@@ -87,6 +86,7 @@ class EngineConfig:
         device = _resolve_device(self.device)
         if self.encode_precision in ("split", "half"):
             problem = "quality is exact" if self.quality == "exact" else tensor_core_problem(device)
+            problem = "kernels is torch" if self.kernels == "torch" else problem
             if problem is not None:
                 raise RequestError(f"encode_precision={self.encode_precision} cannot run: {problem}; use auto")
         object.__setattr__(self, "checkpoint", Path(self.checkpoint))

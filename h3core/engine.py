@@ -29,7 +29,6 @@ from comfyui_h3.h3core.memory_needs import (
 from comfyui_h3.h3core.memory_plan import MemoryPlan
 from comfyui_h3.h3core.models.audio_vae import decoder as audio_decoder
 from comfyui_h3.h3core.models.audio_vae import encoder as audio_encoder
-from comfyui_h3.h3core.models.dit.adaln import Modulation
 from comfyui_h3.h3core.models.precision import exact_fp32
 from comfyui_h3.h3core.models.text_encoder.template import Presenter, media_items
 from comfyui_h3.h3core.models.text_encoder.vision import PixelLimits
@@ -52,6 +51,7 @@ from comfyui_h3.h3core.sampling.packing import pack
 from comfyui_h3.h3core.sampling.sampler import sample
 from comfyui_h3.h3core.sampling.schedule import Schedule
 from comfyui_h3.h3core.sampling.steps import Steps
+from comfyui_h3.h3core.tables import ModulationTables
 from comfyui_h3.h3core.timing import StageTimer, Timings
 from comfyui_h3.h3core.types import (
     Audio,
@@ -97,7 +97,7 @@ class Engine:
         self._needs = MemoryNeeds(config, self.checkpoints, self._parts, self._weights)
         self._planned: set[MemoryPlan] = set()  # what the log has said
         self._results = ResultCache(RESULT_CACHE_BYTES)
-        self._modulated: tuple[str, Modulation] | None = None
+        self._tables = ModulationTables(self.device, self.dtype)
         self._lock = threading.RLock()  # a callback may ask for another stage
         self._tokenizers: dict[Partition, tuple[Presenter, PixelLimits]] = {}
         log.info("%s", self.describe())
@@ -161,7 +161,7 @@ class Engine:
         conditions = () if media is None else tuple(medium.condition for medium in media.media)
         self._prepare_memory(resolved, media)
         timer = StageTimer(self.device)
-        with self._lock, PARKING.stage(), self._weights.explained("encoding"):
+        with self._lock, PARKING.stage(), self._weights.explained("encoding"), backend(self.config.kernels):
             presenter, limits = self._tokenizer(resolved.task)
             ids = presenter.prompt_ids(request.prompt)
             presented = () if media is None else media.presented
@@ -228,9 +228,10 @@ class Engine:
             sequence = pack(request, conditioning.modality, conditioning.conditions)
             steps = Steps.of(sequence, schedule, exact=self.config.quality == "exact")
             with timer.stage("load_dit"):
-                dit = self._module("dit", request.task, self._needs.sample_bytes(conditioning), on_load)
+                num_bytes = self._needs.sample_bytes(conditioning, self._tables.num_missing(checkpoint, steps))
+                dit = self._module("dit", request.task, num_bytes, on_load)
             with timer.stage("modulate", num_units=steps.num_timesteps):
-                modulation = self._modulation(steps, request.task, on_load)
+                modulation = self._tables.get(checkpoint, steps, PARKING.watched(on_load))
             with timer.stage("sample", num_units=schedule.num_forwards):
                 video, audio = sample(
                     dit, modulation, conditioning, noise, steps, self.device, PARKING.watched(on_step)
@@ -248,7 +249,7 @@ class Engine:
             with timer.stage("load_video_decoder"):
                 decoder = self._module("video_decoder", request.task, decode_video_bytes(request), on_load)
             pixels = torch.empty(request.num_frames, request.height, request.width, 3, dtype=torch.uint8)
-            with timer.stage("decode_video", num_units=request.num_frames), backend(self.config.kernels):
+            with timer.stage("decode_video", num_units=request.num_frames), backend(self._decode_kernels):
                 start = 0
                 for part in video_decoder.decode_frames(decoder, latents.video, on_tile=PARKING.watched(on_progress)):
                     stop = start + len(part)
@@ -262,7 +263,13 @@ class Engine:
         """The same frames before rounding: parts (3, F_i, H, W) float32 in [0, 1], in order."""
         with self._lock:
             task, num_bytes = latents.request.task, decode_video_bytes(latents.request)
-            yield from video_decoder.decode(self._module("video_decoder", task, num_bytes, None), latents.video)
+            parts = video_decoder.decode(self._module("video_decoder", task, num_bytes, None), latents.video)
+            while True:
+                with backend(self._decode_kernels):  # not around the yield: between the parts the caller runs
+                    part = next(parts, None)
+                if part is None:
+                    return
+                yield part
 
     @torch.no_grad()
     def decode_audio(self, latents: Latents, *, on_load: Progress | None = None) -> Audio:
@@ -272,8 +279,7 @@ class Engine:
             with timer.stage("load_audio_decoder"):
                 num_bytes = decode_audio_bytes(latents.request)
                 decoder = self._module("audio_decoder", latents.request.task, num_bytes, on_load)
-            kernels = "torch" if self.config.quality == "exact" else self.config.kernels
-            with timer.stage("decode_audio"), backend(kernels):
+            with timer.stage("decode_audio"), backend(self._decode_kernels):
                 samples = audio_decoder.decode(decoder, latents.audio).cpu()
         return Audio(
             samples=samples,
@@ -306,29 +312,26 @@ class Engine:
         """
         task = "t2va" if media is None else media.task
         size = request.width, request.height, request.num_frames, request.duration_s
-        return self._plan(resolve_size(*size, task)[0], media)
+        with self._lock:
+            return self._plan(resolve_size(*size, task)[0], media)
 
     def unload(self) -> None:
         """Gives the memory of all weights and kept results back; the next stage makes its own again."""
         with self._lock:
             self._weights.clear()
             self._results.clear()
-            self._modulated = None
+            self._tables.clear()
+
+    @property
+    def _decode_kernels(self) -> str:
+        """Those of the VAEs add up in orders of their own."""
+        return "torch" if self.config.quality == "exact" else self.config.kernels
 
     def _part(self, part: str, task: Task) -> str:
         return self._needs.part(part, task)
 
     def _module(self, part: str, task: Task, working_bytes: int, on_load: Progress | None) -> Any:
         return self._weights.get(self._part(part, task), working_bytes, PARKING.watched(on_load))
-
-    def _modulation(self, steps: Steps, task: Task, on_load: Progress | None) -> Modulation:
-        """The tables of the steps; those of the last request serve the next one on the same schedule."""
-        key = key_of(self._part("dit", task), [timesteps.tolist() for timesteps in steps.groups])
-        if self._modulated is None or self._modulated[0] != key:
-            self._modulated = None  # the old tables leave before there are new ones
-            checkpoint, watched = self.checkpoints.of(task), PARKING.watched(on_load)
-            self._modulated = key, checkpoint.read_modulation(steps.groups, self.device, self.dtype, watched)
-        return self._modulated[1]
 
     def _tokenizer(self, task: Task) -> tuple[Presenter, PixelLimits]:
         checkpoint = self.checkpoints.of(task)
@@ -365,8 +368,7 @@ class Engine:
         return EncodedMedium(condition=condition, view=medium.view)
 
     def _plan(self, request: ResolvedRequest, media: EncodedMedia | None) -> MemoryPlan:
-        held_bytes = 0 if self._modulated is None else self._modulated[1].num_bytes
-        return self._needs.plan(request, media, held_bytes=held_bytes)
+        return self._needs.plan(request, media, held_bytes=self._tables.num_bytes)
 
     def _prepare_memory(self, request: ResolvedRequest, media: EncodedMedia | None = None, clip_bytes: int = 0) -> None:
         """Plans the job, and says so when the plan is a new one. Raises RequestError for what the host cannot hold."""

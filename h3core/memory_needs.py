@@ -19,7 +19,7 @@ from comfyui_h3.h3core.types import Conditioning, EncodedMedia, Latents, Resolve
 # Activations, weights aside. Upper bounds at the sizes of the release; the tiny model needs less.
 ENCODE_BYTES_PER_ROW = 256 << 10
 USUAL_TEXT_ROWS = 1000
-USUAL_FORWARDS = 49
+USUAL_TIMESTEPS = 100  # of 49 forwards, each with two clocks; conditions have two more
 ENCODE_TILE_BYTES = 6 << 30  # a batch of tiles, and the weights as float16 halves
 ENCODE_AUDIO_BYTES = 1 << 30
 DECODE_TILE_BYTES = 3 << 29  # a batch of tiles
@@ -53,10 +53,9 @@ class MemoryNeeds:
         self,
         request: ResolvedRequest,
         media: EncodedMedia | None = None,
-        num_forwards: int = USUAL_FORWARDS,
         held_bytes: int = 0,
     ) -> MemoryPlan:
-        """Of the whole job, from its media to the sound. The prompt counts as a usual one.
+        """Of the whole job, from its media to the sound. Prompt and number of forwards count as usual ones.
 
         Before its media are encoded they count as none in the later stages. held_bytes: of tables that are there now.
         """
@@ -87,7 +86,7 @@ class MemoryNeeds:
         capacity_bytes = self._weights.capacity_bytes()
         if capacity_bytes is not None:
             capacity_bytes += held_bytes
-        return plan_memory(needs, capacity_bytes, self.tables_bytes(num_forwards))
+        return plan_memory(needs, capacity_bytes, USUAL_TIMESTEPS * timestep_bytes(self._modulator))
 
     def check_host(self, request: ResolvedRequest, media: EncodedMedia | None, clip_bytes: int) -> None:
         """Raises RequestError when frames, of the video or of a clip, and on a CPU activations, cannot be held."""
@@ -112,25 +111,22 @@ class MemoryNeeds:
             num_text = USUAL_TEXT_ROWS + (0 if given is None else view_rows(given))
             return self._missing("text_encoder", task, encode_bytes(num_text))
         if stage == "sample" and isinstance(given, Conditioning):
-            return self._missing("dit", given.request.task, self.sample_bytes(given))
+            return self._missing("dit", given.request.task, self.sample_bytes(given, USUAL_TIMESTEPS))
         if stage == "decode_video" and isinstance(given, Latents):
             return self._missing("video_decoder", given.request.task, decode_video_bytes(given.request))
         if stage == "decode_audio" and isinstance(given, Latents):
             return self._missing("audio_decoder", given.request.task, decode_audio_bytes(given.request))
         raise ValueError(f"there is no stage {stage!r} that gets a {type(given).__name__}")
 
-    def sample_bytes(self, conditioning: Conditioning) -> int:
-        """Activations of a forward, and the tables of all."""
+    def sample_bytes(self, conditioning: Conditioning, num_timesteps: int) -> int:
+        """Activations of a forward, and the tables of so many timesteps that are still to be made."""
         layout = layout_of(conditioning.request, len(conditioning.text), conditioning.conditions)
-        return self.row_bytes(layout.num_rows, conditioning.request.task) + self.tables_bytes()
+        tables_bytes = num_timesteps * timestep_bytes(self._modulator)
+        return self.row_bytes(layout.num_rows, conditioning.request.task) + tables_bytes
 
     def row_bytes(self, num_rows: int, task: Task) -> int:
         """Activations of a forward over that many rows."""
         return num_rows * self._checkpoints.of(task).dit_config.bytes_per_row(self._config.torch_dtype.itemsize)
-
-    def tables_bytes(self, num_forwards: int = USUAL_FORWARDS) -> int:
-        """Of the modulation of all steps: each has two clocks, and conditions have two more timesteps."""
-        return (2 * num_forwards + 2) * timestep_bytes(self._modulator)
 
     def part(self, part: str, task: Task) -> str:
         """The name that a part has among all the engine has."""

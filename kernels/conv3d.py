@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from comfyui_h3.kernels._triton import INTERPRETED, tl, triton
+from comfyui_h3.kernels._triton import TensorDescriptor, tl, triton
 from comfyui_h3.kernels.compiled_once import jit_for_any
-from comfyui_h3.kernels.dispatch import triton_problem, use_triton
-from comfyui_h3.kernels.launch import compute_capability
+from comfyui_h3.kernels.dispatch import use_triton
 from comfyui_h3.kernels.split_half import SplitRows, SplitWeight, join_ref, power_of_two, scale_exponent
 
 
@@ -101,20 +100,6 @@ def _conv3d_kernel(
     tl.store(out_ptr + frame_start + offset, out, mask=mask)
 
 
-def tensor_core_problem(device: torch.device) -> str | None:
-    """What keeps the kernels of convolutions from ``device``, or None.
-
-    They read through tensor descriptors and hold 192 KiB in shared memory: data center GPUs from Hopper on can do that,
-    and Hopper is what they were tried on.
-    """
-    problem = triton_problem(device)
-    if problem is None and not INTERPRETED and (torch.version.cuda is None or compute_capability(device) != (9, 0)):
-        problem = "the GPU is not of the Hopper generation"
-    if problem is None and not hasattr(tl, "make_tensor_descriptor"):
-        problem = f"triton {triton.__version__} has no tensor descriptors"
-    return problem
-
-
 def conv3d_ref(x: SplitRows, weight: SplitWeight, bias: Tensor, *, clip: int, time_stride: int = 1) -> Tensor:
     """As ``conv3d``, in the dtype of ``bias``."""
     frames = join_ref(x.rows, x.bound).unflatten(0, (-1, clip, x.frame_rows)).to(bias.dtype)  # (B, T, rows, C)
@@ -135,8 +120,6 @@ def conv3d(x: SplitRows, weight: SplitWeight, bias: Tensor, *, clip: int, time_s
     """x: B * clip frames; bias: (N,) fp32 -> (B * T, H, W, N) fp32, T = (clip - 1) // time_stride + 1."""
     if not use_triton("conv3d", bias.device, None):
         return conv3d_ref(x, weight, bias, clip=clip, time_stride=time_stride)
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     tile = TILES[x.planes]
     frames_out = (clip - 1) // time_stride + 1
     num_frames = x.num_frames // clip * frames_out

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from comfyui_h3.kernels._triton import tl, triton
+from comfyui_h3.kernels._triton import TensorDescriptor, tl, triton
 from comfyui_h3.kernels.compiled_once import jit_for_any
 from comfyui_h3.kernels.conv3d import Tile
 from comfyui_h3.kernels.dispatch import use_triton
@@ -155,8 +155,6 @@ def conv3d_pairs(
     memory -> (B * clip, H, W, N) fp32."""
     if not use_triton("conv3d_pairs", bias.device, None):
         return conv3d_pairs_ref(x, weight, bias, clip=clip, residual=residual)
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     planes, num_rows, channels = x.rows.shape
     tile = TILES[planes]
     num_frames = num_rows // x.frame_rows

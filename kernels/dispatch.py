@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from comfyui_h3.kernels._triton import INTERPRETED, MISSING
+from comfyui_h3.kernels._triton import INTERPRETED, MISSING, TensorDescriptor
 from comfyui_h3.kernels.launch import compute_capability
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,11 @@ def use_triton(op: str, device: torch.device, problem: str | None) -> bool:
     return True
 
 
+def log_reference(op: str, reason: str) -> None:
+    """Notes that ``op`` runs its reference as it has no kernel for this size or GPU, whatever the backend."""
+    _log_once(logging.INFO, op, f"torch, as {reason}")
+
+
 def triton_problem(device: torch.device) -> str | None:
     """What keeps every Triton kernel from ``device``, or None."""
     if MISSING is not None:
@@ -83,19 +88,44 @@ def triton_problem(device: torch.device) -> str | None:
     return None
 
 
-def bf16_rows(**tensors: Tensor) -> str | None:
-    """What keeps ``tensors`` from a row kernel, or None: each must be bfloat16, dense in its last dimension, all on one
-    device and without gradients to record. The stride between rows is free."""
+def tensor_core_problem(device: torch.device) -> str | None:
+    """What keeps kernels that multiply large tiles through tensor descriptors from ``device``, or None.
+
+    They hold up to 192 KiB in shared memory: data center GPUs from Hopper on can do that, and Hopper is what they were
+    tried on.
+    """
+    if problem := triton_problem(device):
+        return problem
+    if not INTERPRETED and (torch.version.cuda is None or compute_capability(device) != (9, 0)):
+        return "the GPU is not of the Hopper generation"
+    return None if TensorDescriptor is not None else "this triton has no tensor descriptors, which takes 3.4"
+
+
+def rows_of(dtype: torch.dtype, **tensors: Tensor) -> str | None:
+    """What keeps ``tensors`` from a row kernel, or None: each must have ``dtype`` and be dense in its last dimension,
+    all on one device and without gradients to record. The stride between rows is free."""
     device = next(iter(tensors.values())).device
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.bfloat16:
-            return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not bfloat16"
+        if problem := _tensor_problem(name, tensor, dtype, device):
+            return problem
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             return f"{name} is strided in its last dimension"
-        if tensor.device != device:
-            return f"{name} is on {tensor.device}, not on {device}"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires a gradient, and the kernels have no backward"
+    return None
+
+
+def bf16_rows(**tensors: Tensor) -> str | None:
+    """As ``rows_of``, for bfloat16."""
+    return rows_of(torch.bfloat16, **tensors)
+
+
+def float32_signal(x: Tensor, **tensors: Tensor) -> str | None:
+    """What keeps a signal ``x`` (B, C, n) and what is computed with it from a kernel of the vocoder, or None: float32,
+    on one device, without gradients to record, and an item of ``x`` countable in 32 bits."""
+    for name, tensor in {"x": x, **tensors}.items():
+        if problem := _tensor_problem(name, tensor, torch.float32, x.device):
+            return problem
+    if x[0].numel() >= 2**31:
+        return "x has 2**31 values in one item, and the kernels count them in 32 bits"
     return None
 
 
@@ -110,6 +140,16 @@ def row_index(index: Tensor, device: torch.device) -> str | None:
     return None
 
 
+def _tensor_problem(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> str | None:
+    if tensor.dtype != dtype:
+        return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not {str(dtype).removeprefix('torch.')}"
+    if tensor.device != device:
+        return f"{name} is on {tensor.device}, not on {device}"
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return f"{name} requires a gradient, and the kernels have no backward"
+    return None
+
+
 def _checked(name: str) -> str:
     if name not in BACKENDS:
         raise ValueError(f"kernel backend {name!r} does not exist; use one of {', '.join(BACKENDS)}")
@@ -120,33 +160,3 @@ def _log_once(level: int, op: str, choice: str) -> None:
     if (op, choice) not in _logged:
         _logged.add((op, choice))
         log.log(level, "%s runs on %s", op, choice)
-
-
-def float32_signal(x: Tensor, **tensors: Tensor) -> str | None:
-    """What keeps a signal ``x`` (B, C, n) and what is computed with it from a kernel of the vocoder, or None: float32,
-    on one device, without gradients to record, and an item of ``x`` countable in 32 bits."""
-    for name, tensor in {"x": x, **tensors}.items():
-        if tensor.dtype != torch.float32:
-            return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not float32"
-        if tensor.device != x.device:
-            return f"{name} is on {tensor.device}, not on {x.device}"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires a gradient, and the kernels have no backward"
-    if x[0].numel() >= 2**31:
-        return "x has 2**31 values in one item, and the kernels count them in 32 bits"
-    return None
-
-
-def rows_of(dtype: torch.dtype, **tensors: Tensor) -> str | None:
-    """As ``bf16_rows``, for rows in ``dtype``."""
-    device = next(iter(tensors.values())).device
-    for name, tensor in tensors.items():
-        if tensor.dtype != dtype:
-            return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not {str(dtype).removeprefix('torch.')}"
-        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-            return f"{name} is strided in its last dimension"
-        if tensor.device != device:
-            return f"{name} is on {tensor.device}, not on {device}"
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return f"{name} requires a gradient, and the kernels have no backward"
-    return None

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from comfyui_h3.kernels._triton import INTERPRETED, tl, triton
+from comfyui_h3.kernels._triton import INTERPRETED, MISSING, VERSION, tl, triton
 from comfyui_h3.kernels.dispatch import bf16_rows, use_triton
 from comfyui_h3.kernels.launch import Launch, compute_capability, pick
 
 E4M3_MAX = 448.0
 E4M3_STEP = 1 / E4M3_MAX  # as a factor: torch divides by a number on the CPU, and multiplies by its reciprocal on a GPU
 MIN_SCALE = 1e-12
+TUPLES_VERSION = (3, 3)  # of Triton: the fused kernels collect the blocks of a row in a tuple
 E4M3_CAPABILITY = (8, 9)  # the first GPUs that convert to e4m3 and multiply it
 
 # One program computes one row, which it holds in registers; block is not used. Tried at 73,880 rows.
@@ -128,6 +129,10 @@ def _quantize_fp8_kernel(values_ptr, scales_ptr, x_ptr, x_stride, K, BLOCK: tl.c
 
 def e4m3_problem(device: torch.device) -> str | None:
     """What keeps a kernel on ``device`` from giving e4m3, or None."""
+    if MISSING is None and VERSION < TUPLES_VERSION:
+        return (
+            f"triton {VERSION[0]}.{VERSION[1]} cannot compile them, which takes {TUPLES_VERSION[0]}.{TUPLES_VERSION[1]}"
+        )
     if INTERPRETED or device.type != "cuda" or compute_capability(device) >= E4M3_CAPABILITY:
         return None
     return "the GPU has no e4m3, which takes compute capability 8.9"

@@ -11,9 +11,14 @@ Rounding: within a few steps of float32 of the reference, which adds up in anoth
 import torch
 from torch import Tensor
 
-from comfyui_h3.kernels._triton import tl, triton
-from comfyui_h3.kernels.dispatch import rows_of, use_triton
-from comfyui_h3.kernels.launch import compute_capability
+from comfyui_h3.kernels._triton import TensorDescriptor, tl, triton
+from comfyui_h3.kernels.dispatch import (
+    log_reference,
+    rows_of,
+    tensor_core_problem,
+    triton_problem,
+    use_triton,
+)
 
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 64
 GROUP = 8  # row blocks whose programs run together and share columns in the cache
@@ -58,10 +63,11 @@ def split_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     The kernel is for Hopper GPUs and newer, which load tiles by tensor descriptors, and for N and K that are multiples
     of its blocks; elsewhere the reference runs.
     """
-    if not _fits(weight) or not use_triton("split_linear", x.device, _problem(x, weight, bias)):
+    if (lack := _no_kernel(weight)) is not None:
+        log_reference("split_linear", lack)
         return split_linear_ref(x, weight, bias)
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
+    if not use_triton("split_linear", x.device, _problem(x, weight, bias)):
+        return split_linear_ref(x, weight, bias)
     *shape, width = x.shape
     num_outputs = weight.shape[0]
     x_halves, x_unit = _halves(x.view(-1, width))
@@ -92,10 +98,11 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return halves.flatten(0, 1), unit
 
 
-def _fits(weight: Tensor) -> bool:
-    new_enough = weight.device.type != "cuda" or compute_capability(weight.device) >= (9, 0)
-    whole_blocks = not (weight.shape[0] % BLOCK_N or weight.shape[1] % BLOCK_K)
-    return new_enough and whole_blocks and hasattr(tl, "make_tensor_descriptor")
+def _no_kernel(weight: Tensor) -> str | None:
+    """Why there is none for this size or GPU, which insisting on kernels does not change; None where there is one."""
+    if weight.shape[0] % BLOCK_N or weight.shape[1] % BLOCK_K:
+        return f"the weight is {tuple(weight.shape)}, not whole blocks of {BLOCK_N} x {BLOCK_K}"
+    return None if triton_problem(weight.device) else tensor_core_problem(weight.device)
 
 
 def _problem(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:

@@ -7,7 +7,7 @@ Rounding: silu is rounded to fp16 before the product, as in eager PyTorch: equal
 import torch
 from torch import Tensor
 
-from comfyui_h3.kernels._triton import INTERPRETED, tl, triton
+from comfyui_h3.kernels._triton import INTERPRETED, libdevice, tl, triton
 from comfyui_h3.kernels.dispatch import rows_of, use_triton
 from comfyui_h3.kernels.launch import Launch, pick
 
@@ -27,7 +27,7 @@ def _exp_approx(x):
 @triton.jit
 def _exp_libdevice(x):
     """CUDA's own ``expf``, which PyTorch's silu calls: every float16 gate gives the same silu."""
-    return tl.extra.libdevice.exp(x)
+    return libdevice.exp(x)
 
 
 _exp = _exp_approx if INTERPRETED or torch.version.cuda is None else _exp_libdevice

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from comfyui_h3.h3core.accel.fp8_attention import Fp8Attention
+from comfyui_h3.h3core.accel.fp8_attention import Fp8Attention, unbatched
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 
@@ -34,6 +33,10 @@ TRIAL_ERROR_FP8 = 2.0**-2
 
 class Unavailable(Exception):
     """Why an attention cannot run here."""
+
+
+class Missing(Unavailable):
+    """It is not installed, or not for this GPU or precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ def _first_that_runs(device: torch.device, dtype: torch.dtype, head_dim: int) ->
             attend = _ready(name, device, dtype, head_dim)
         except Unavailable as problem:
             reasons.append(f"{name} cannot run: {problem}")
+            if not isinstance(problem, Missing):  # it was there, and a slower one runs in its place
+                log.warning("attention: %s cannot run: %s", name, problem)
         else:
             return Attention(name=name, reason="; ".join(reasons), attend=attend)
     return Attention(name="sdpa", reason="; ".join(reasons), attend=sdpa)
@@ -84,9 +89,9 @@ def _ready(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -
     if name == "sdpa":
         return sdpa
     if device.type != "cuda":
-        raise Unavailable(f"the device is {device.type}")
+        raise Missing(f"the device is {device.type}")
     if dtype not in (torch.bfloat16, torch.float16):
-        raise Unavailable(f"the precision is {str(dtype).removeprefix('torch.')}, and it has bfloat16 only")
+        raise Missing(f"the precision is {str(dtype).removeprefix('torch.')}, and it has bfloat16 only")
     attend = _LOADERS[name](device)
     _try(attend, device, dtype, head_dim, TRIAL_ERROR_FP8 if name == "fa3_fp8" else TRIAL_ERROR)
     return attend
@@ -102,8 +107,12 @@ def _try(attend: AttentionFn, device: torch.device, dtype: torch.dtype, head_dim
     try:
         out = _heads_of(attend, q, k, v).float()
         torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:  # says nothing about the attention
+        raise
     except Exception as error:  # whatever a package raises that was not built for this machine
         raise Unavailable(f"it fails on this machine ({type(error).__name__}: {error})") from error
+    if out.shape != expected.shape:
+        raise Unavailable(f"its result is {tuple(out.shape)}, not {tuple(expected.shape)}")
     apart = ((out - expected).abs().max() / expected.abs().max()).item()
     if not apart <= limit:
         raise Unavailable(f"its results are wrong on this machine, {apart:.1e} of the largest value off")
@@ -121,14 +130,14 @@ def _need(device: torch.device, name: str, majors: tuple[int, ...]) -> None:
     capability = torch.cuda.get_device_capability(device)
     if capability[0] not in majors:
         wanted = ", ".join(f"{major}.x" for major in majors)
-        raise Unavailable(f"the GPU has compute capability {capability[0]}.{capability[1]}, and {name} is for {wanted}")
+        raise Missing(f"the GPU has compute capability {capability[0]}.{capability[1]}, and {name} is for {wanted}")
 
 
 def _imported(package: str, module: str) -> Any:
     try:
         return __import__(module, fromlist=["flash_attn_func"]).flash_attn_func
-    except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another CUDA or PyTorch
-        raise Unavailable(f"the package {package} cannot be imported ({error})") from error
+    except Exception as error:  # not installed, or built for another CUDA or PyTorch: they raise whatever they like
+        raise Missing(f"the package {package} cannot be imported ({error})") from error
 
 
 def _package(package: str, module: str, name: str, majors: tuple[int, ...]) -> Callable[[torch.device], AttentionFn]:
@@ -139,8 +148,7 @@ def _package(package: str, module: str, name: str, majors: tuple[int, ...]) -> C
         flash = _imported(package, module)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = flash(q[None], k[None], v[None])
-            return (out[0] if isinstance(out, tuple) else out)[0]  # some versions add the log-sum-exp
+            return unbatched(flash(q[None], k[None], v[None]))
 
         return attend
 
@@ -152,14 +160,23 @@ def _fa3_fp8(device: torch.device) -> AttentionFn:
     return Fp8Attention(flash=_imported("fa3-fwd", "fa3_fwd_interface"))
 
 
-def _sdpa_with(backend: SDPBackend) -> Callable[[torch.device], AttentionFn]:
-    """PyTorch's attention with one kernel insisted on; it raises where that one does not run."""
+def _of_pytorch(call: Callable[[Tensor, Tensor, Tensor], Any]) -> Callable[[torch.device], AttentionFn]:
+    """One of PyTorch's own kernels, by its operation: choosing it through ``sdpa_kernel`` would set flags of the whole
+    process, for other threads as well."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            return sdpa(q, k, v)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # (1, N, S, H)
+        return call(q, k, v)[0][0].transpose(0, 1)
 
     return lambda device: attend
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)
 
 
 _LOADERS: Mapping[str, Callable[[torch.device], AttentionFn]] = {
@@ -167,6 +184,6 @@ _LOADERS: Mapping[str, Callable[[torch.device], AttentionFn]] = {
     "fa3": _package("fa3-fwd", "fa3_fwd_interface", "FlashAttention 3", (9,)),
     "fa4": _package("flash-attn-4", "flash_attn.cute", "FlashAttention 4", (9, 10)),
     "fa3_fp8": _fa3_fp8,
-    "cudnn": _sdpa_with(SDPBackend.CUDNN_ATTENTION),
-    "flash": _sdpa_with(SDPBackend.FLASH_ATTENTION),
+    "cudnn": _of_pytorch(_cudnn),
+    "flash": _of_pytorch(_flash),
 }

@@ -38,7 +38,7 @@ class Fp8Attention:
         Where q and k are bfloat16, so is the attention: of the token refiner, whose few rows run once a request.
         """
         if isinstance(q, Tensor):
-            return self.flash(q[None], k[None], v[None])[0]
+            return unbatched(self.flash(q[None], k[None], v[None]))
         values, mean = centred_heads_fp8(v)
         out = self.flash(
             q.values[None],
@@ -47,5 +47,10 @@ class Fp8Attention:
             q_descale=q.scales[None],
             k_descale=k.scales[None],
             v_descale=values.scales[None],
-        )[0]
-        return add_mean(out, mean)
+        )
+        return add_mean(unbatched(out), mean)
+
+
+def unbatched(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """What a ``flash_attn_func`` gives for one sequence, (1, S, N, H) -> (S, N, H); some add the log-sum-exp to it."""
+    return (out[0] if isinstance(out, tuple) else out)[0]

@@ -6,12 +6,19 @@ the product, and only its memory is saved.
 
 from __future__ import annotations
 
+import functools
+import logging
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from comfyui_h3.kernels.launch import compute_capability
 from comfyui_h3.kernels.quantize_fp8 import E4M3_CAPABILITY, QuantizedRows, quantize_fp8
+
+log = logging.getLogger(__name__)
+
+TRIAL_SIZE = 32  # a matrix that every e4m3 product takes
 
 
 class Fp8Linear(nn.Module):
@@ -72,5 +79,29 @@ class Fp8Linear(nn.Module):
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether matrix products run in e4m3 on ``device``."""
-    return device.type == "cuda" and torch.version.cuda is not None and compute_capability(device) >= E4M3_CAPABILITY
+    """Whether matrix products of e4m3 with a scale for each row and column run on ``device``: tried once.
+
+    GPUs from compute capability 8.9 on have the products; which PyTorch has them with such scales, for which of these
+    GPUs, changed from release to release.
+    """
+    return device.type == "cuda" and torch.version.cuda is not None and _row_scales_work(device)
+
+
+@functools.lru_cache
+def _row_scales_work(device: torch.device) -> bool:
+    if compute_capability(device) < E4M3_CAPABILITY:
+        log.info("8-bit linears save memory only: the GPU has no e4m3, which takes compute capability 8.9")
+        return False
+    x = torch.eye(TRIAL_SIZE, device=device).to(torch.float8_e4m3fn)
+    scales = torch.arange(1, TRIAL_SIZE + 1, device=device, dtype=torch.float32)
+    try:
+        out = torch._scaled_mm(
+            x, x.t(), scale_a=scales[:, None], scale_b=scales[None], out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    except (RuntimeError, TypeError) as error:  # as PyTorch says that it has not got them
+        log.warning("8-bit linears save memory only: this PyTorch has no such products on this GPU (%s)", error)
+        return False
+    if not torch.equal(out.float(), scales.square().diag().bfloat16().float()):
+        log.warning("8-bit linears save memory only: this PyTorch's products of that kind are wrong on this GPU")
+        return False
+    return True

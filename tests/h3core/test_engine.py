@@ -13,11 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import DeviceMemoryError, H3Error, OutputError, RequestError
 from comfyui_h3.h3core.registry import get_engine
+from comfyui_h3.h3core.request import resolve
+from comfyui_h3.h3core.sampling.packing import pack
+from comfyui_h3.h3core.sampling.schedule import Schedule
+from comfyui_h3.h3core.sampling.steps import Steps
 from comfyui_h3.h3core.types import Request
 
 REQUEST = Request(prompt="a red ball", width=64, height=64, num_frames=22)
@@ -156,6 +161,63 @@ def test_load_counts_the_bytes_of_the_file(tiny_h3, conditioning):
     seen.clear()
     engine.sample(conditioning, sigma_points=2, on_load=lambda *step: seen.append(step))
     assert not seen  # they stay
+
+
+def test_modulation_is_read_again_for_another_schedule_only(tiny_h3, conditioning):
+    engine, reads = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu")), []
+    total = engine.checkpoints.first.modulator.num_bytes
+
+    def count(done, of):
+        if (done, of) == (total, total):
+            reads.append(1)
+
+    runs = {}
+    for sigma_points in (3, 3, 4, 3):
+        video = engine.sample(conditioning, sigma_points=sigma_points, on_load=count).video
+        assert torch.equal(video, runs.setdefault(sigma_points, video))
+    assert len(reads) == 3
+    engine.unload()
+    assert torch.equal(engine.sample(conditioning, sigma_points=3, on_load=count).video, runs[3])
+    assert len(reads) == 4
+
+
+def test_modulation_that_was_not_read_to_its_end_is_read_again(tiny_h3, conditioning):
+    engine = Engine(EngineConfig(checkpoint=tiny_h3, device="cpu"))
+    expected = engine.sample(conditioning, sigma_points=3)
+    engine.sample(conditioning, sigma_points=4)
+    total = engine.checkpoints.first.modulator.num_bytes
+
+    def cancel(done, of):
+        if of == total and done > total // 2:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        engine.sample(conditioning, sigma_points=3, on_load=cancel)
+    assert torch.equal(engine.sample(conditioning, sigma_points=3).video, expected.video)
+
+
+def test_partitions_that_differ_in_their_modulation_alone_have_their_own(tiny_h3, tmp_path):
+    root = shutil.copytree(tiny_h3, tmp_path / "copy")
+    for file in sorted((root / "FL2VA/transformer").glob("*.safetensors")):
+        tensors = load_file(file)
+        for name in tensors:
+            if "adaln_proj" in name:
+                tensors[name] = tensors[name] * 2
+        save_file(tensors, root / "Ref2VA/transformer" / file.name, metadata={"format": "pt"})
+    shutil.copy(
+        root / "FL2VA/transformer/model.safetensors.index.json",
+        root / "Ref2VA/transformer/model.safetensors.index.json",
+    )
+    engine = Engine(EngineConfig(checkpoint=root, device="cpu"))
+    assert engine._part("dit", "ref2va") == engine._part("dit", "t2va")  # the rest is shared
+    request, _ = resolve(REQUEST)
+    sequence = pack(request, torch.ones(3, dtype=torch.int32))
+    steps = Steps.of(sequence, Schedule.uniform(3, 12.0, 3.0), exact=False)
+    tables = {
+        task: engine._tables.get(engine.checkpoints.of(task), steps, lambda done, total: None).blocks
+        for task in ("t2va", "ref2va")
+    }
+    assert torch.equal(tables["ref2va"], 2 * tables["t2va"])
 
 
 def test_replaced_files_make_another_engine(tiny_h3, tmp_path):

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from comfyui_h3.kernels.conv3d import conv3d, tensor_core_problem
-from comfyui_h3.kernels.dispatch import backend
+from comfyui_h3.kernels.conv3d import conv3d
+from comfyui_h3.kernels.dispatch import backend, tensor_core_problem
 from comfyui_h3.kernels.split_half import SplitWeight
 from comfyui_h3.kernels.split_rows import pixel_rows, pixel_weight, strided_rows
 from comfyui_h3.tests.kernels.conv_inputs import (

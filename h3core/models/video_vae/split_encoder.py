@@ -15,9 +15,9 @@ from comfyui_h3.h3core.config import EncodePrecision
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.models.video_vae.blocks import CausalConv3d, ConvEncoder, Downsample, FrameGroupNorm
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
-from comfyui_h3.kernels.conv3d import conv3d, tensor_core_problem
+from comfyui_h3.kernels.conv3d import conv3d
 from comfyui_h3.kernels.conv3d_pairs import conv3d_pairs, pair_weight
-from comfyui_h3.kernels.dispatch import use_triton
+from comfyui_h3.kernels.dispatch import current_backend, tensor_core_problem, use_triton
 from comfyui_h3.kernels.group_norm_silu import group_norm_silu
 from comfyui_h3.kernels.split_half import SplitWeight
 from comfyui_h3.kernels.split_rows import pixel_rows, pixel_weight, strided_rows
@@ -37,6 +37,8 @@ def choose_planes(precision: EncodePrecision, exact: bool, config: VideoVAEConfi
         return None
     problem = tensor_core_problem(device) or _width_problem(config)
     if precision == "auto":
+        if problem is not None and current_backend() == "triton":  # which would insist on what nobody asked for
+            return None
         return 2 if use_triton("encode_split", device, problem) else None
     if problem is not None:
         raise RequestError(f"encode_precision={precision} cannot run: {problem}; use auto or float32")

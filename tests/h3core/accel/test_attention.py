@@ -9,7 +9,7 @@ from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.models.dit.attention import sdpa
-from comfyui_h3.tests.tolerances import BF16_ATTENTION, relative_error
+from comfyui_h3.tests.tolerances import BF16_ATTENTION, FP8_ATTENTION, relative_error
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")  # only ever named: what would touch it is replaced
@@ -33,7 +33,7 @@ def on(monkeypatch):
 
 
 def missing(device):
-    raise module.Unavailable("the package is not installed")
+    raise module.Missing("the package is not installed")
 
 
 def right(q, k, v):
@@ -42,6 +42,20 @@ def right(q, k, v):
 
 def wrong(q, k, v):
     return sdpa(q, k, v).roll(1, 0)
+
+
+def misshapen(q, k, v):
+    return sdpa(q, k, v)[None]
+
+
+def out_of_memory(q, k, v):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_memory_that_others_hold_says_nothing_about_an_attention(on):
+    on((9, 0), fa3=out_of_memory, cudnn=right)
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_attention("auto", GPU, torch.bfloat16, 64)
 
 
 def broken(q, k, v):
@@ -68,12 +82,16 @@ def test_auto_takes_the_best_that_the_gpu_has(on, capability, installed, expecte
     assert choose_attention("auto", GPU, torch.bfloat16, 64).name == expected
 
 
-@pytest.mark.parametrize(("attend", "words"), [(wrong, "results are wrong"), (broken, "no kernel image")])
-def test_package_that_does_not_work_here_is_passed_over(on, attend, words):
+@pytest.mark.parametrize(
+    ("attend", "words"),
+    [(wrong, "results are wrong"), (broken, "no kernel image"), (misshapen, "its result is")],
+)
+def test_package_that_does_not_work_here_is_passed_over(on, attend, words, caplog):
     on((9, 0), fa3=attend, cudnn=right)
     chosen = choose_attention("auto", GPU, torch.bfloat16, 64)
     assert chosen.name == "cudnn"
     assert words in chosen.reason
+    assert words in caplog.text  # a slower one runs in its place: that is a warning
     with pytest.raises(RequestError, match=f"attention=fa3 cannot run: .*{words}.*use attention=auto"):
         choose_attention("fa3", GPU, torch.bfloat16, 64)
 
@@ -94,10 +112,16 @@ def test_what_is_chosen_on_this_gpu_is_right(device):
             assert name not in ("auto", "sdpa")
             continue
         q, k, v = torch.randn(3, 777, 4, 128, device=device, dtype=torch.bfloat16).unbind(0)
-        if name != "fa3_fp8":  # which quantises what its own norm bounds
-            out = chosen.attend(q, k, v)
+        if name == "fa3_fp8":  # quantises what its own norm bounds
+            weight, none = torch.ones(128, device=device, dtype=torch.bfloat16), q.new_empty(len(q), 0)
+            v = v + 10  # what all values share is kept apart
+            normed = torch.nn.functional.rms_norm(torch.stack((q, k)), (128,))
+            expected = sdpa(*normed.float(), v.float())
+            out = chosen.attend(*chosen.attend.norm_rope(q, k, weight, weight, none, none, 1e-5), v)
+            assert relative_error(out - 10, expected - 10) < FP8_ATTENTION
+        else:
             expected = sdpa(q.float(), k.float(), v.float())
-            assert relative_error(out, expected) < BF16_ATTENTION
+            assert relative_error(chosen.attend(q, k, v), expected) < BF16_ATTENTION
 
 
 def test_cpu_runs_the_attention_of_pytorch():
