@@ -87,6 +87,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the JSON; default benchmarks/results")
     parser.add_argument("--commit", help="commit of a copy without git")
     args = parser.parse_args()
+    if args.full_size and not torch.cuda.is_available():
+        parser.error("the full-size model needs a CUDA device")
     size = REAL_SIZE if args.checkpoint or args.full_size else TINY_SIZE
     size = {name: getattr(args, name) or default for name, default in size.items()}
     with tempfile.TemporaryDirectory() as scratch:

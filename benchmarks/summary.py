@@ -16,9 +16,9 @@ from comfyui_h3.benchmarks.record import RESULTS, ROOT
 
 BEGIN, END = "<!-- benchmarks: made by benchmarks/summary.py -->", "<!-- end of benchmarks -->"
 
-# figure -> the record that has it, and its name there. The figures have the names that other engines report them under:
-# ``exact`` and ``lossless`` run the same transformer here, ``fp8_attention`` is with 8-bit linears as well, and ``tf32``
-# stands for one product of numbers with 11 significant bits, which are float16 here.
+# figure -> the record that has it, and its name there. Figures have the names that others report them under: ``exact``
+# and ``lossless`` run the same transformer here, ``fp8_attention`` is with 8-bit linears as well, and ``tf32`` stands
+# for one product of numbers with 11 significant bits, which are float16 here.
 SOURCES = {
     "forward_5s.lossless_s": ("peers", "5s.ours_s"),
     "forward_5s.exact_s": ("peers", "5s.ours_s"),

@@ -69,15 +69,15 @@ class EngineConfig:
             raise RequestError(f"precision={self.precision!r} does not exist; use one of {', '.join(PRECISIONS)}")
         if self.quality not in QUALITIES:
             raise RequestError(f"quality={self.quality!r} does not exist; use one of {', '.join(QUALITIES)}")
+        if self.attention not in ATTENTIONS:
+            raise RequestError(f"attention={self.attention!r} does not exist; use one of {', '.join(ATTENTIONS)}")
+        if self.kernels not in BACKENDS:
+            raise RequestError(f"kernels={self.kernels!r} does not exist; use one of {', '.join(BACKENDS)}")
         for name, value in (("precision", self.precision), ("attention", self.attention)):
             if self.quality == "exact" and value.endswith("fp8"):
                 raise RequestError(
                     f"{name}={value} is an approximation, and quality is exact; use quality=lossless or another {name}"
                 )
-        if self.attention not in ATTENTIONS:
-            raise RequestError(f"attention={self.attention!r} does not exist; use one of {', '.join(ATTENTIONS)}")
-        if self.kernels not in BACKENDS:
-            raise RequestError(f"kernels={self.kernels!r} does not exist; use one of {', '.join(BACKENDS)}")
         if self.encode_precision not in get_args(EncodePrecision):
             raise RequestError(
                 f"encode_precision={self.encode_precision!r} does not exist; use one of "

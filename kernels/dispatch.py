@@ -110,6 +110,8 @@ def rows_of(dtype: torch.dtype, **tensors: Tensor) -> str | None:
             return problem
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             return f"{name} is strided in its last dimension"
+        if tensor.ndim > 1 and tensor.stride(0) == 0 and tensor.shape[0] > 1:
+            return f"{name} has all its rows in one place, which a kernel may write to"
     return None
 
 

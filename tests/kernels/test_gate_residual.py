@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from comfyui_h3.kernels.dispatch import backend
+from comfyui_h3.kernels.dispatch import BackendError, backend
 from comfyui_h3.kernels.gate_residual import gate_residual, gate_residual_ref
 
 
@@ -64,6 +64,14 @@ def test_product_is_rounded_before_the_add(device):
     with backend("triton"):
         out = gate_residual(x, o, gate, torch.zeros(1, device=device, dtype=torch.int32))
     assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.triton
+def test_rows_in_one_place_are_not_written_over(device, generator):
+    x, o, gate, index = make_inputs(1, 64, 3, device, generator)
+    x, o, index = x.expand(5, 64), o.expand(5, 64), index.expand(5).contiguous()
+    with backend("triton"), pytest.raises(BackendError, match="all its rows in one place"):
+        gate_residual(x, o, gate, index)
 
 
 def test_fp32_is_plain_arithmetic(device, generator):
