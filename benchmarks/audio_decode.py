@@ -8,9 +8,6 @@ reference is the same decode in PyTorch, which is what runs where Triton is not.
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,6 +16,7 @@ from torch import Tensor, nn
 from comfyui_h3.benchmarks.media import FULL_SIZE_SOUND
 from comfyui_h3.benchmarks.ops import copy_tb_per_s, median_us
 from comfyui_h3.benchmarks.record import write_record
+from comfyui_h3.benchmarks.timing import wall_seconds
 from comfyui_h3.h3core.checkpoint.loader import build, materialize
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder, decode
@@ -51,18 +49,6 @@ def random_decoder(device: torch.device) -> AudioDecoder:
     decoder = materialize(build(lambda: AudioDecoder(config), torch.float32), value)
     decoder.fold_weight_norm()
     return decoder
-
-
-def median_ms(call: Callable[[], object], repeats: int) -> float:
-    """Wall time, after one call that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(times[1:])
 
 
 def calls_of(decoder: AudioDecoder, latents: Tensor) -> tuple[Calls, int]:
@@ -117,7 +103,7 @@ def main() -> None:
             sound[name] = decode(decoder, latents)
             before = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
-            figures[f"{name}.decode_ms"] = median_ms(lambda: decode(decoder, latents), args.repeats)
+            figures[f"{name}.decode_ms"] = 1e3 * wall_seconds(lambda: decode(decoder, latents), args.repeats)
             figures[f"{name}.activations_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
             convolutions, num_bytes = calls_of(decoder, latents)
             with exact_fp32():

@@ -10,7 +10,6 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from comfyui_h3.benchmarks.record import write_record
+from comfyui_h3.benchmarks.timing import gpu_ms
 from comfyui_h3.h3core.accel.attention import ATTENTIONS, choose_attention
 from comfyui_h3.h3core.checkpoint.loader import build, materialize
 from comfyui_h3.h3core.models.dit.adaln import Modulation
@@ -88,19 +88,6 @@ def forward_seconds(dit: DiT, clip: str, device: torch.device, num_forwards: int
     return seconds, sequence.layout.num_rows
 
 
-def median_ms(call: Callable[[], object], repeats: int = 5) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
 def products_ms(dit: DiT, attend: AttentionFn, num_rows: int, device: torch.device) -> tuple[float, float]:
     """Milliseconds of the four matrix products, and of the attention, of one block."""
     config = dit.config
@@ -114,7 +101,7 @@ def products_ms(dit: DiT, attend: AttentionFn, num_rows: int, device: torch.devi
 
     heads = (num_rows, config.num_attention_heads, config.attention_head_dim)
     q, k, v = (torch.randn(heads, device=device, dtype=dit.dtype) for _ in range(3))
-    return median_ms(matrix_products), median_ms(lambda: attend(q, k, v))
+    return gpu_ms(matrix_products), gpu_ms(lambda: attend(q, k, v))
 
 
 @torch.no_grad()

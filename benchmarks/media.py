@@ -1,15 +1,12 @@
-"""Seconds and memory of encoding media with the full-size VAEs, with random weights.
+"""Seconds and memory of encoding media with the full-size VAEs in float32, with random weights.
 
     python _bootstrap.py benchmarks.media --what keyframe clip
 
 Takes a CUDA device with 16 GiB. A keyframe is one 1344x768 picture, a reference picture one of 3648x2048, a clip 124
-frames of 1344x768 (5 s), a sound 5 s of stereo.
+frames of 1344x768 (5 s), a sound 5 s of stereo. ``benchmarks.vae_encode`` has the same on tensor cores.
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +14,7 @@ import torch
 from torch import nn
 
 from comfyui_h3.benchmarks.record import write_record
+from comfyui_h3.benchmarks.timing import wall_seconds
 from comfyui_h3.h3core.checkpoint.loader import build, materialize
 from comfyui_h3.h3core.models.audio_vae import encoder as audio_encoder
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
@@ -47,18 +45,6 @@ def random_weights(module: M, device: torch.device) -> M:
     return materialize(module, value)
 
 
-def seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median of a few calls after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        call()
-        torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
-
-
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.media", description=(__doc__ or "").splitlines()[0])
@@ -79,7 +65,7 @@ def main() -> None:
         pixels = torch.randint(0, 256, (3, *PICTURES[what]), dtype=torch.uint8)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        figures[f"{what}.encode_s"] = seconds(lambda: video_encoder.encode(encoder, pixels), device, args.repeats)  # noqa: B023
+        figures[f"{what}.encode_s"] = wall_seconds(lambda: video_encoder.encode(encoder, pixels), args.repeats)  # noqa: B023
         figures[f"{what}.activations_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
         print(what, f"{figures[f'{what}.encode_s']:.3f} s, {figures[f'{what}.activations_gib']:.2f} GiB", flush=True)
     if "sound" in args.what:
@@ -90,7 +76,7 @@ def main() -> None:
         samples = 0.1 * torch.randn(2, round(SOUND_S * 32000))
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        figures["sound.encode_s"] = seconds(lambda: audio_encoder.encode(model, samples), device, args.repeats)
+        figures["sound.encode_s"] = wall_seconds(lambda: audio_encoder.encode(model, samples), args.repeats)
         figures["sound.activations_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
         print("sound", f"{figures['sound.encode_s']:.3f} s")
     shapes = {**PICTURES, "sound_s": SOUND_S, "repeats": args.repeats}

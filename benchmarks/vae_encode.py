@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfyui_h3.benchmarks.media import FULL_SIZE, random_weights, seconds
+from comfyui_h3.benchmarks.media import FULL_SIZE, random_weights
 from comfyui_h3.benchmarks.record import write_record
+from comfyui_h3.benchmarks.timing import wall_seconds
 from comfyui_h3.h3core.checkpoint.diffusers_layout import video_vae_to_diffusers
 from comfyui_h3.h3core.checkpoint.loader import build
 from comfyui_h3.h3core.config import EncodePrecision
@@ -83,7 +84,7 @@ def half_product_tflops(device: torch.device) -> float:
     rows, cols, depth = FLOOR_SHAPE
     a = torch.randn(rows, depth, device=device, dtype=torch.float16)
     b = torch.randn(cols, depth, device=device, dtype=torch.float16).T
-    return 20 * 2 * rows * cols * depth / seconds(lambda: [a @ b for _ in range(20)], device, 3) / 1e12
+    return 20 * 2 * rows * cols * depth / wall_seconds(lambda: [a @ b for _ in range(20)], 3) / 1e12
 
 
 def unrounded_latents(moments: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ def main() -> None:
         for precision, products in (*PRECISIONS.items(), *((("float32", 0),) if args.float32 else ())):
             before = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
-            taken = seconds(lambda: encode(encoder, pixels[:, :frames], precision=precision), device, args.repeats)  # noqa: B023
+            taken = wall_seconds(lambda: encode(encoder, pixels[:, :frames], precision=precision), args.repeats)  # noqa: B023
             figures[f"{what}.{precision}_s"] = taken
             figures[f"{what}.{precision}_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
             if products:
@@ -172,8 +173,8 @@ def main() -> None:
         encode_with_diffusers, x = diffusers_encode(encoder), normalize_pixels(two_tiles.to(device))
         exact = encode_moments(encoder, two_tiles, exact=True)
         figures["two_tiles.exact_equals_diffusers"] = float(torch.equal(exact, encode_with_diffusers(x)))
-        figures["two_tiles.exact_s"] = seconds(lambda: encode_moments(encoder, two_tiles, exact=True), device, 3)
-        figures["two_tiles.diffusers_s"] = seconds(lambda: encode_with_diffusers(x), device, 3)
+        figures["two_tiles.exact_s"] = wall_seconds(lambda: encode_moments(encoder, two_tiles, exact=True), 3)
+        figures["two_tiles.diffusers_s"] = wall_seconds(lambda: encode_with_diffusers(x), 3)
         print({key: value for key, value in figures.items() if key.startswith("two_tiles")}, flush=True)
         print(write_record("vae_encode", figures, shapes, device=device, out=args.out, commit=args.commit))
 
