@@ -80,7 +80,7 @@ def load() -> Node:
     return Node(
         type="H3LoadModel",
         title="Load H3",
-        inputs={"model": "tiny-h3", "weights": "auto", "device": "auto", "precision": "auto"},
+        inputs={"model": "tiny-h3", "weights": "auto", "device": "auto", "precision": "auto", "attention": "auto"},
         outputs=(("engine", "H3_ENGINE"),),
         place=(0, 0),
         size=(400, 190),

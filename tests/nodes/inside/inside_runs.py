@@ -86,6 +86,7 @@ def test_saved_file_is_shown_and_timed(video, save, host_folders):
     assert shown["animated"] == (True,)
     assert [row["name"] for row in shown["h3_timings"] if not row["name"].startswith("load_")] == [
         "encode",
+        "modulate",
         "sample",
         "decode_video",
         "decode_audio",
