@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from comfyui_h3.benchmarks import load as load_benchmark
 from comfyui_h3.h3core.checkpoint import keymap, loader, read_ahead
 from comfyui_h3.h3core.checkpoint.index import read_header
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
@@ -358,3 +359,15 @@ def test_tensors_on_a_gpu_are_those_of_the_library(tmp_path, small_pieces, devic
     for name, tensor in read(entries, as_stored(entries)):
         assert tensor.device == torch.empty(0, device=device).device
         assert torch.equal(tensor.cpu(), library[name]), name
+
+
+@pytest.mark.parametrize("form", ["one_thread", "reader"])
+def test_benchmark_reads_what_it_has_written(tmp_path, form):
+    files = load_benchmark.write_shards(tmp_path, 3_000_000)
+    entries = {name: entry for file in files for name, entry in read_header(file).items()}
+    assert len(files) > 1
+    assert sum(entry.num_bytes for entry in entries.values()) == pytest.approx(3_000_000, rel=0.02)
+    load_benchmark.drop_from_page_cache(files)
+    figures = load_benchmark.measure(form, files, CPU)
+    assert figures["s"] > 0
+    assert figures["anonymous_gb"] < 1
