@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from comfyui_h3.benchmarks import load as load_benchmark
 from comfyui_h3.h3core.checkpoint import keymap, loader, read_ahead
-from comfyui_h3.h3core.checkpoint.index import read_header
+from comfyui_h3.h3core.checkpoint.index import file_stamp, read_header
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.checkpoint.loader import Reader
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
@@ -177,15 +177,17 @@ def test_error_of_the_callback_ends_the_load_at_once(tmp_path, through, small_pi
 def test_error_of_the_consumer_leaves_no_threads(tiny_h3, monkeypatch):
     """Its traceback, which a host may keep, holds the frames of the load."""
     checkpoint = Checkpoint.open(tiny_h3, "fl2va")
+    dit = checkpoint.new_dit(torch.bfloat16)
+    monkeypatch.setattr(read_ahead, "PIECE_BYTES", 4096)
 
     def fail(module, name, tensor):
         raise MemoryError(name)
 
     monkeypatch.setattr(loader, "_assign", fail)
-    with pytest.raises(MemoryError) as info:
-        checkpoint.load_dit(CPU, torch.bfloat16)
-    assert info.value is not None
+    with pytest.raises(MemoryError, match=r"weight|bias|inv_freq") as info:
+        checkpoint.transformer.fill(dit, CPU, None)
     assert not threads()
+    assert info.tb is not None
 
 
 def test_iterator_that_is_given_up_leaves_no_threads(tmp_path, through, small_pieces):
@@ -220,6 +222,20 @@ def test_file_that_changes_is_noticed(tmp_path, through, small_pieces, change):
     with pytest.raises(CheckpointError, match=r"0\.safetensors was changed.*Load H3"):
         list(tensors)
     assert not threads()
+
+
+def test_file_that_changes_while_a_piece_is_read_is_noticed(tmp_path, monkeypatch, through):
+    entries = write(tmp_path, num_files=1)
+    calls = itertools.count()
+
+    def stamp(file):
+        if next(calls) == 1:  # the look that comes after the reading
+            os.utime(file, ns=(1, 1))
+        return file_stamp(file)
+
+    monkeypatch.setattr(read_ahead, "file_stamp", stamp)
+    with pytest.raises(CheckpointError, match="was changed"):
+        list(reader(entries)(entries, as_stored(entries)))
 
 
 def test_file_that_ends_early_names_key_and_bytes(tmp_path, monkeypatch, through, small_pieces):
@@ -308,7 +324,7 @@ import runpy, sys, torch
 from pathlib import Path
 runpy.run_path("_bootstrap.py")["register"]()
 from comfyui_h3.h3core.checkpoint import read_ahead
-from comfyui_h3.h3core.checkpoint.index import read_header
+from comfyui_h3.h3core.checkpoint.index import file_stamp, read_header
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.checkpoint.loader import Reader
 
