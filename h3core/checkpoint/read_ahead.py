@@ -200,7 +200,7 @@ class _OnDevice:
             if copied is not None:
                 copied.synchronize()
         else:
-            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=self._is_cuda)
+            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=self._is_cuda)
         self._used.append(buffer)
         targets, begin, memory = [], 0, buffer.numpy().data
         for part in piece.parts:
