@@ -67,9 +67,7 @@ class RandomComponent(Component):
     def of(cls, make: Callable[[], nn.Module], dtype: torch.dtype) -> RandomComponent:
         """With the names, shapes and dtypes of a module."""
         entries = {
-            name: TensorEntry(
-                file=Path("random"), shape=tuple(tensor.shape), dtype=tensor.dtype, stamp=(0, 0), offset=0
-            )
+            name: TensorEntry(file=Path("random"), shape=tuple(tensor.shape), dtype=tensor.dtype, stamp=(0, 0))
             for name, tensor in build(make, dtype).state_dict().items()
         }
         return cls(folder=Path("random"), entries=entries, keymap=KeyMap())

@@ -57,7 +57,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     dtype: torch.dtype
     stamp: tuple[int, int]  # modification time and size of the file when its header was read
-    offset: int  # of its first byte in the file
+    offset: int = -1  # of its first byte in the file; -1 for what no range of a file holds as it is
 
     @property
     def num_elements(self) -> int:

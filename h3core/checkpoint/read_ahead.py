@@ -137,6 +137,7 @@ def _pieces(tensors: Sequence[Named]) -> Iterator[_Piece]:
     parts: list[_Part] = []
     room = PIECE_BYTES
     for name, entry in tensors:
+        assert entry.offset >= 0, f"{name} is no range of {entry.file}"
         begin = 0
         while True:
             if parts and (room == 0 or len(parts) == PIECE_TENSORS or parts[0].entry.file != entry.file):

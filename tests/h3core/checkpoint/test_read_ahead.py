@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from comfyui_h3.benchmarks import load as load_benchmark
 from comfyui_h3.h3core.checkpoint import keymap, loader, read_ahead
-from comfyui_h3.h3core.checkpoint.index import file_stamp, read_header
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, file_stamp, read_header
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.checkpoint.loader import Reader
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
@@ -144,6 +144,13 @@ def test_some_names_are_read_and_counted(tmp_path, through, small_pieces):
 def test_nothing_to_read_starts_nothing(tmp_path):
     entries = write(tmp_path)
     assert list(reader(entries)([], {})) == []
+    assert not threads()
+
+
+def test_what_is_derived_from_a_file_is_not_read_from_it(tmp_path):
+    entries = {"half": TensorEntry(file=tmp_path, shape=(2,), dtype=torch.float32, stamp=(0, 0))}
+    with pytest.raises(AssertionError, match="half is no range"):
+        list(reader(entries)(entries, as_stored(entries)))
     assert not threads()
 
 
@@ -324,7 +331,7 @@ import runpy, sys, torch
 from pathlib import Path
 runpy.run_path("_bootstrap.py")["register"]()
 from comfyui_h3.h3core.checkpoint import read_ahead
-from comfyui_h3.h3core.checkpoint.index import file_stamp, read_header
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, file_stamp, read_header
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.checkpoint.loader import Reader
 
