@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from comfyui_h3.h3core.accel.fp8 import use_fp8_linears
-from comfyui_h3.h3core.checkpoint.index import TensorEntry, file_stamp, some_of
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, some_of
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
+from comfyui_h3.h3core.checkpoint.read_ahead import read_ahead
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.fp8_linear import Fp8Linear
 from comfyui_h3.h3core.types import Progress
@@ -84,8 +83,13 @@ def load(module: M, entries: Mapping[str, TensorEntry], source: Path, read: Read
     Raises CheckpointError as ``check`` and ``read`` do.
     """
     check(module, entries, source)
-    for name, tensor in read(entries, {name: tensor.dtype for name, tensor in _stored(module).items()}):
-        _assign(module, name, tensor)
+    missing = set(entries)
+    with _closing(read(entries, {name: tensor.dtype for name, tensor in _stored(module).items()})) as tensors:
+        for name, tensor in tensors:
+            _assign(module, name, tensor)
+            missing.discard(name)
+    if missing:
+        raise CheckpointError(f"{source}: {some_of(sorted(missing))} was not read; run Load H3 again")
     return module
 
 
@@ -106,24 +110,20 @@ class Reader:
         self._on_load(self._done, self._total)
 
     def __call__(self, names: Iterable[str], dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors on the device, in ``dtypes``, file by file; no second one is held here."""
-        names_of_file: dict[Path, list[str]] = defaultdict(list)
-        for name in names:
-            names_of_file[self._entries[name].file].append(name)
-        for file, wanted in names_of_file.items():
-            try:
-                if file_stamp(file) != self._entries[wanted[0]].stamp:
-                    raise CheckpointError(f"{file} was changed after it was opened; run Load H3 again")
-                with safe_open(file, framework="pt", device="cpu") as tensors:
-                    for name in wanted:
-                        # A copy always: safetensors hands out views of the mapped file, which may be replaced on disk.
-                        tensor = tensors.get_tensor(name).to(device=self._device, dtype=dtypes[name], copy=True)
-                        order = self._keymap.order(name)
-                        yield name, tensor if order is None else order(tensor).contiguous()
-                        self._done += self._entries[name].num_bytes
-                        self._on_load(self._done, self._total)
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
+        """Names and tensors on the device, in ``dtypes``, file by file in the order of the bytes.
+
+        Of host memory it takes what ``read_ahead`` does, and on the CPU a tensor twice while it is converted.
+        """
+        tensors = [(name, self._entries[name]) for name in names]
+        files = {file: index for index, file in enumerate(dict.fromkeys(entry.file for _, entry in tensors))}
+        tensors.sort(key=lambda named: (files[named[1].file], named[1].offset))
+        with closing(read_ahead(tensors, self._device)) as reading:
+            for name, tensor in reading:
+                tensor = tensor.to(dtypes[name])
+                order = self._keymap.order(name)
+                yield name, tensor if order is None else order(tensor).contiguous()
+                self._done += self._entries[name].num_bytes
+                self._on_load(self._done, self._total)
 
 
 def stream(
@@ -141,14 +141,25 @@ def stream(
     def resident(prefix: str) -> Iterator[None]:
         names = [name for name in entries if name.startswith(prefix)]
         try:
-            for name, tensor in read(names, {name: stored[name].dtype for name in names}):
-                _assign(module, name, tensor)
+            with _closing(read(names, {name: stored[name].dtype for name in names})) as tensors:
+                for name, tensor in tensors:
+                    _assign(module, name, tensor)
             yield
         finally:
             for name in names:
                 _assign(module, name, empty[name])
 
     return resident
+
+
+@contextmanager
+def _closing(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Iterable[tuple[str, Tensor]]]:
+    """Ends the reading with the ``with``: an error's traceback would keep it, with its threads, for longer."""
+    try:
+        yield tensors
+    finally:
+        if isinstance(tensors, Generator):
+            tensors.close()
 
 
 def num_bytes(module: nn.Module) -> int:

@@ -238,7 +238,7 @@ def test_encoder_with_too_few_layers_is_refused(copy):
 def test_opening_reads_no_weights(tiny_h3, monkeypatch):
     from comfyui_h3.h3core.checkpoint import loader
 
-    monkeypatch.setattr(loader, "safe_open", lambda *a, **k: pytest.fail("weights were opened"))
+    monkeypatch.setattr(loader, "read_ahead", lambda *a, **k: pytest.fail("weights were opened"))
     Checkpoint.open(tiny_h3, "fl2va")
 
 
