@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from comfyui_h3.h3core.checkpoint.index import TensorEntry, some_of
 from comfyui_h3.h3core.checkpoint.quantized.fp8_scaled import FLOAT8, Fp8Scaled
 from comfyui_h3.h3core.checkpoint.quantized.int8 import Int8
-from comfyui_h3.h3core.checkpoint.quantized.linear import Parts, QuantizedLinear
+from comfyui_h3.h3core.checkpoint.quantized.linear import FLOATS, Parts, QuantizedLinear
 from comfyui_h3.h3core.checkpoint.quantized.mxfp8 import Mxfp8
 from comfyui_h3.h3core.checkpoint.quantized.nvfp4 import Nvfp4
 from comfyui_h3.h3core.checkpoint.quantized.svdquant import SvdQuant
@@ -36,8 +36,8 @@ OLD_ROLES = {"scale_weight": "weight_scale", "scale_input": "input_scale"}
 
 # Formats of comfy_quant; those of ComfyUI that are not here: convrot_w4a4 and asym_w4a8_int8.
 COMFY: dict[str, Callable[[Parts, Mapping[str, Any]], QuantizedLinear]] = {
-    "float8_e4m3fn": lambda parts, options: Fp8Scaled.of(parts, full_precision=_full_precision(options)),
-    "float8_e5m2": lambda parts, options: Fp8Scaled.of(parts, full_precision=_full_precision(options)),
+    "float8_e4m3fn": lambda parts, options: _fp8(parts, options, torch.float8_e4m3fn),
+    "float8_e5m2": lambda parts, options: _fp8(parts, options, torch.float8_e5m2),
     "int8_tensorwise": Int8.of,
     "nvfp4": lambda parts, options: Nvfp4.of(parts),
     "mxfp8": lambda parts, options: Mxfp8.of(parts),
@@ -92,20 +92,20 @@ def find_quantized(
     source: Path,
     read: Callable[[str], Tensor],
     *,
-    metadata: Mapping[str, str] | None = None,
+    metadata: Iterable[Mapping[str, str]] = (),
     config: Mapping[str, Any] | None = None,
 ) -> Quantization:
     """Tells a component's tensors apart by its headers; ``read`` is asked for markers only, some bytes each.
 
-    entries: every tensor of the component by key. metadata: the safetensors ``__metadata__``. config: the component's
-    ``quantization_config``. Raises CheckpointError naming the linear, and what is wrong with it, for a kind that this
-    version does not read, for markers that contradict each other, and for packed tensors that no marker explains.
+    entries: every tensor of the component by key. metadata: the safetensors ``__metadata__`` of each file. config: the
+    component's ``quantization_config``. Raises CheckpointError naming the linear and what is wrong with it: a kind that
+    this version does not read, markers that contradict each other, packed tensors that no marker explains.
     """
     leaves: dict[str, dict[str, str]] = {}  # linear -> last part -> key
     for key in entries:
         owner, _, leaf = key.rpartition(".")
         leaves.setdefault(owner, {})[leaf] = key
-    formats = _comfy_formats(entries, source, read, metadata or {})
+    formats = _comfy_formats(entries, source, read, metadata)
     found = _from_comfy(formats, leaves, entries, source)
     found += _from_old(formats, leaves, entries, source)
     found += _from_fp8({linear.name for linear in found}, leaves, entries, source)
@@ -118,7 +118,10 @@ def find_quantized(
 
 
 def _comfy_formats(
-    entries: Mapping[str, TensorEntry], source: Path, read: Callable[[str], Tensor], metadata: Mapping[str, str]
+    entries: Mapping[str, TensorEntry],
+    source: Path,
+    read: Callable[[str], Tensor],
+    metadata: Iterable[Mapping[str, str]],
 ) -> dict[str, dict[str, Any]]:
     """Linear -> its object, from the tensors and from the metadata."""
     formats: dict[str, dict[str, Any]] = {}
@@ -129,9 +132,9 @@ def _comfy_formats(
         if entry.dtype != torch.uint8 or len(entry.shape) != 1 or entry.num_bytes > MAX_MARKER_BYTES:
             raise CheckpointError(f"{source}: {key} is not JSON in bytes; download the file again")
         formats[owner] = _object(bytes(read(key).tolist()), f"{source}: {key}")
-    if METADATA in metadata:
+    for text in (values[METADATA] for values in metadata if METADATA in values):
         where = f"{source}: {METADATA}"
-        layers = _object(metadata[METADATA], where).get("layers")
+        layers = _object(text, where).get("layers")
         if not isinstance(layers, dict):
             raise CheckpointError(f"{where} has no layers; download the file again")
         for layer, options in layers.items():
@@ -177,7 +180,10 @@ def _from_old(
     entries: Mapping[str, TensorEntry],
     source: Path,
 ) -> list[QuantizedLinear]:
-    """The linears that have a scale_weight, which a ``scaled_fp8`` of their prefix must explain."""
+    """The linears that have a scale_weight, which a ``scaled_fp8`` of their prefix must explain.
+
+    Converters give one to layers that they leave in float, too: it scales those in the same way.
+    """
     linears: list[QuantizedLinear] = []
     markers = {prefix: entries[prefix + OLD_MARKER] for prefix in PREFIXES if prefix + OLD_MARKER in entries}
     for name in (name for name, keys in leaves.items() if "scale_weight" in keys):
@@ -189,7 +195,7 @@ def _from_old(
         if name in formats:
             raise CheckpointError(f"{source}: {name} is marked by {MARKER} and {OLD_MARKER}; download the file again")
         parts = _parts(name, "fp8_scaled", leaves[name], entries, source)
-        linears.append(Fp8Scaled.of(parts, full_precision=marker.num_elements == 2))
+        linears.append(Fp8Scaled.of(parts, dtypes=(*FLOAT8, *FLOATS), full_precision=marker.num_elements == 2))
     return linears
 
 
@@ -198,7 +204,7 @@ def _from_fp8(
 ) -> list[QuantizedLinear]:
     """A float8 weight beside its weight_scale, without a marker: there is one way to read it."""
     return [
-        Fp8Scaled.of(_parts(name, "fp8_scaled", keys, entries, source), full_precision=False)
+        Fp8Scaled.of(_parts(name, "fp8_scaled", keys, entries, source), dtypes=FLOAT8, full_precision=False)
         for name, keys in leaves.items()
         if name not in named and {"weight", "weight_scale"} <= keys.keys() and entries[keys["weight"]].dtype in FLOAT8
     ]
@@ -245,8 +251,9 @@ def _parts(name: str, kind: str, leaves: Mapping[str, str], entries: Mapping[str
     )
 
 
-def _full_precision(options: Mapping[str, Any]) -> bool:
-    return options.get("full_precision_matrix_mult", False) is True
+def _fp8(parts: Parts, options: Mapping[str, Any], dtype: torch.dtype) -> Fp8Scaled:
+    full_precision = options.get("full_precision_matrix_mult", False) is True
+    return Fp8Scaled.of(parts, dtypes=(dtype,), full_precision=full_precision)
 
 
 def _object(text: bytes | str, where: str) -> dict[str, Any]:

@@ -29,13 +29,10 @@ class Fp8Scaled(QuantizedLinear):
     full_precision: bool
 
     @classmethod
-    def of(cls, parts: Parts, *, full_precision: bool) -> Fp8Scaled:
-        """Raises CheckpointError for tensors of other roles, dtypes or shapes.
-
-        Converters of the older files give a scale to layers that they leave in float: those are read in the same way.
-        """
+    def of(cls, parts: Parts, *, dtypes: tuple[torch.dtype, ...], full_precision: bool) -> Fp8Scaled:
+        """dtypes: of the weight. Raises CheckpointError for tensors of other roles, dtypes or shapes."""
         parts.check_roles(needed=("weight", "weight_scale"), optional=("input_scale", "comfy_quant", "bias"))
-        shape = parts.matrix("weight", (*FLOAT8, *FLOATS))
+        shape = parts.matrix("weight", dtypes)
         parts.check("weight_scale", FLOATS, *scalar_or_rows(shape[0]))
         return cls(
             name=parts.name,

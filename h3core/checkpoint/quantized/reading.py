@@ -7,19 +7,46 @@ has an FP8 linear and the file an e4m3 weight with no more than one scale a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from comfyui_h3.h3core.checkpoint import loader
+from comfyui_h3.h3core.checkpoint.index import TensorEntry
 from comfyui_h3.h3core.checkpoint.keymap import RowOrder
-from comfyui_h3.h3core.checkpoint.quantized.detect import Quantization
+from comfyui_h3.h3core.checkpoint.quantized.detect import Quantization, find_quantized
 from comfyui_h3.h3core.checkpoint.quantized.fp8_scaled import Fp8Scaled
+from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.fp8_linear import Fp8Linear
 
 M = TypeVar("M", bound=nn.Module)
+
+
+def open_quantized(
+    entries: Mapping[str, TensorEntry], source: Path, config: Mapping[str, Any] | None = None
+) -> Quantization:
+    """What of the tensors of a component's safetensors files is quantised, by their headers, metadata and markers.
+
+    Raises CheckpointError as ``find_quantized`` does, and when a file cannot be read.
+    """
+    files = sorted({entry.file for entry in entries.values()})
+    try:
+        with ExitStack() as stack:
+            opened = {file: stack.enter_context(safe_open(file, framework="pt", device="cpu")) for file in files}
+            metadata = [tensors.metadata() or {} for tensors in opened.values()]
+            return find_quantized(
+                entries,
+                source,
+                lambda key: opened[entries[key].file].get_tensor(key),
+                metadata=metadata,
+                config=config,
+            )
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{source} cannot be read ({error}); download it again") from error
 
 
 class QuantizedReader:

@@ -32,7 +32,7 @@ def find(tmp_path):
             assert key.endswith(".comfy_quant")
             return on_disk[key]
 
-        return find_quantized(read_header(file), file, read, metadata=metadata, config=config)
+        return find_quantized(read_header(file), file, read, metadata=[metadata] if metadata else [], config=config)
 
     return find
 
@@ -173,6 +173,8 @@ def test_svdquant_of_unknown_order_is_refused(weight, find):
         ({"fc.weight_scale": torch.ones(32, 2)}, r"fc.weight_scale is float32 \[32, 2\]"),
         ({"fc.weight_scale": torch.ones((), dtype=torch.int32)}, "fc.weight_scale is int32"),
         ({"fc.weight": torch.ones(32, 64, dtype=torch.int8)}, "fc.weight is int8"),
+        ({"fc.weight": torch.ones(32, 64)}, "fc.weight is float32"),
+        ({"fc.weight": torch.ones(32, 64).to(torch.float8_e5m2)}, "fc.weight is float8_e5m2"),
         ({"fc.weight": torch.ones(32).to(torch.float8_e4m3fn)}, r"fc.weight is float8_e4m3fn \[32\]"),
         ({"fc.weight_zero_point": torch.ones(32)}, "fc has weight_zero_point"),
         ({"fc.comfy_quant": writers.marker()}, "fc is stored as None"),

@@ -1,16 +1,16 @@
 """Files of quantised linears, read into the DiT through the loader."""
 
+import json
+
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from comfyui_h3.h3core.checkpoint.index import read_header
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap, stack_qkv
 from comfyui_h3.h3core.checkpoint.loader import Reader, build
 from comfyui_h3.h3core.checkpoint.official import Checkpoint
-from comfyui_h3.h3core.checkpoint.quantized.detect import find_quantized
-from comfyui_h3.h3core.checkpoint.quantized.reading import load_quantized
+from comfyui_h3.h3core.checkpoint.quantized.reading import load_quantized, open_quantized
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.dit.inputs import PLAIN, ops_before
 from comfyui_h3.h3core.models.dit.model import DiT
@@ -55,8 +55,7 @@ def written(state, tmp_path):
 
 def read(checkpoint, file, dtype, order=lambda name: None, on_load=None, device=CPU):
     """The DiT in ``dtype``, from ``file``."""
-    with safe_open(file, framework="pt") as tensors:
-        found = find_quantized(read_header(file), file, tensors.get_tensor, metadata=tensors.metadata())
+    found = open_quantized(read_header(file), file)
     reader = Reader(entries=found.read_entries(), keymap=KeyMap(), device=device, on_load=on_load)
     dit = build(lambda: DiT(checkpoint.dit_config), dtype)
     for name, tensor in dit.state_dict(keep_vars=True).items():  # what is not read, shows
@@ -186,3 +185,19 @@ def test_weights_of_another_size_are_refused_before_they_are_read(written, check
     with pytest.raises(CheckpointError, match=r"has the shape .* the config wants"):
         read(checkpoint, file, torch.bfloat16, on_load=lambda done, total: progress.append(done))
     assert progress == [0]
+
+
+def test_markers_are_found_in_the_metadata_of_every_file(tmp_path):
+    entries = {}
+    for i in range(2):
+        tensors, _ = writers.fp8_scaled(torch.ones(16, 16))
+        layers = {f"blocks.{i}.fc": {"format": "float8_e4m3fn", "full_precision_matrix_mult": i == 1}}
+        file = tmp_path / f"{i}.safetensors"
+        metadata = {"_quantization_metadata": json.dumps({"layers": layers})}
+        save_file({f"blocks.{i}.fc.{role}": tensor for role, tensor in tensors.items()}, file, metadata)
+        entries |= read_header(file)
+    found = open_quantized(entries, tmp_path)
+    assert [linear.full_precision for linear in found.linears.values()] == [False, True]
+    file.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_quantized(entries, tmp_path)

@@ -4,8 +4,8 @@ Each writer takes a weight (N, K), and gives the tensors that a file holds for t
 keys, and the weight that they stand for in float64.
 """
 
-import itertools
 import json
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -38,15 +38,14 @@ def int8(weight, *, per_row=True, group=None):
     return {"weight": stored, "weight_scale": scale}, expected
 
 
+@lru_cache
 def rotation(size):
     """R by its elements: a sign for each base-4 digit in which the indexes add up to 3."""
-    matrix = torch.empty(size, size, dtype=torch.float64)
-    for i, j in itertools.product(range(size), repeat=2):
-        sign, a, b = 1, i, j
-        for _ in range(round(np.log2(size)) // 2):
-            sign *= -1 if a % 4 + b % 4 == 3 else 1
-            a, b = a // 4, b // 4
-        matrix[i, j] = sign / size**0.5
+    row, column = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    matrix = torch.full((size, size), size**-0.5, dtype=torch.float64)
+    for _ in range(round(np.log2(size)) // 2):
+        matrix *= torch.where(row % 4 + column % 4 == 3, -1, 1)
+        row, column = row // 4, column // 4
     return matrix
 
 
@@ -121,8 +120,8 @@ def in_tiles(scales):
     """Bytes (N, B) in tiles of 128 rows by 4 blocks, by the offset of each; padding is 0x7f, NaN in e4m3."""
     num_rows, num_blocks = scales.shape
     rows, blocks = -(-num_rows // 128) * 128, -(-num_blocks // 4) * 4
+    row, block = torch.meshgrid(torch.arange(num_rows), torch.arange(num_blocks), indexing="ij")
+    tile = row // 128 * (blocks // 4) + block // 4
     out = torch.full((rows * blocks,), 0x7F, dtype=torch.uint8)
-    for row, block in itertools.product(range(num_rows), range(num_blocks)):
-        tile = row // 128 * (blocks // 4) + block // 4
-        out[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4] = scales[row, block]
+    out[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4] = scales
     return out.reshape(rows, blocks)
