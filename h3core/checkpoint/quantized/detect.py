@@ -170,6 +170,8 @@ def _from_comfy(
         nested = options.get("params")
         # ComfyUI reads an option beside the format, or else under "params".
         flat = {**(nested if isinstance(nested, dict) else {}), **options}
+        if flat.get("convrot", False) and kind != Int8.KIND:
+            raise _unread(source, name, f"as {kind!r} with convrot")
         linears.append(COMFY[kind](_parts(name, kind, leaves[name], entries, source), flat))
     return linears
 

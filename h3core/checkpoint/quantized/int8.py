@@ -33,7 +33,7 @@ class Int8(QuantizedLinear):
     @classmethod
     def of(cls, parts: Parts, options: Mapping[str, Any]) -> Int8:
         """Raises CheckpointError for tensors of other roles, dtypes or shapes, and for an impossible group."""
-        parts.check_roles(needed=("weight", "weight_scale"), optional=("comfy_quant", "bias"))
+        parts.check_roles(needed=("weight", "weight_scale"), optional=("input_scale", "comfy_quant", "bias"))
         shape = parts.matrix("weight", (torch.int8,))
         parts.check("weight_scale", FLOATS, *scalar_or_rows(shape[0]))
         group = None

@@ -135,6 +135,15 @@ def test_unknown_formats_are_refused_by_name(kind, weight, find):
         find(marked(weight, format=kind))
 
 
+@pytest.mark.parametrize("options", [{"convrot": True}, {"params": {"convrot": True}}])
+def test_rotations_of_other_kinds_are_refused(options, weight, find):
+    """Some converters rotate nvfp4, too, which ComfyUI itself reads as if it were not rotated."""
+    nvfp4, _ = writers.nvfp4(weight)
+    tensors = {f"fc.{role}": tensor for role, tensor in nvfp4.items()}
+    with pytest.raises(CheckpointError, match="fc is stored as 'nvfp4' with convrot"):
+        find({**tensors, "fc.comfy_quant": writers.marker(format="nvfp4", **options)})
+
+
 @pytest.mark.parametrize(
     ("leaf", "dtype", "kind"),
     [
