@@ -24,10 +24,12 @@ TRIAL_SIZE = 32  # a matrix that every e4m3 product takes
 class Fp8Linear(nn.Module):
     """``nn.Linear`` over bfloat16 rows, its weight in 8 bits.
 
-    weight: (N, K) float8_e4m3fn; weight_scale: (N,) float32. Files hold neither: ``quantize`` makes both of the weight.
+    weight: (N, K) float8_e4m3fn; weight_scale: (N,) float32. ``quantize`` makes both of a weight, if the file does not
+    hold them. ``weight_only``: rows stay in bfloat16 where they could be multiplied in 8 bits, too.
     """
 
-    DERIVED = ("weight_scale",)  # tensors that no file holds
+    DERIVED = ("weight_scale",)  # tensors that no file has to hold
+    weight_only = False
 
     def __init__(self, in_features: int, out_features: int, bias: bool):
         super().__init__()
@@ -49,7 +51,7 @@ class Fp8Linear(nn.Module):
     @property
     def multiplies_fp8(self) -> bool:
         """Whether the product runs in 8 bits where the weight is; if so, rows may come quantised."""
-        return multiplies_fp8(self.weight.device)
+        return not self.weight_only and multiplies_fp8(self.weight.device)
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x: (..., K) bfloat16, or rows (S, K) that are quantised already -> (..., N) bfloat16."""

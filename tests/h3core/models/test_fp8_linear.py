@@ -77,3 +77,18 @@ def test_product_in_8_bits_is_that_of_the_quantised_operands(num_rows, bias, dev
     for out in (fp8(x.to(device)), fp8(quantize_fp8(x.to(device)))):
         # The tensor cores keep about 14 bits of a sum.
         assert relative_rms(out.cpu(), exact) < 2**-8
+
+
+@pytest.mark.gpu
+def test_weight_only_keeps_rows_in_16_bits(device, generator):
+    if not multiplies_fp8(device):
+        pytest.skip("this GPU has no e4m3")
+    _, fp8 = make(generator, 512, 1024)
+    fp8.to(device)
+    x = torch.randn(17, 1024, generator=generator).bfloat16().to(device)
+    in_8_bits = fp8(x)
+    fp8.weight_only = True
+    assert not fp8.multiplies_fp8
+    expected = F.linear(x, fp8.dequantized().bfloat16(), fp8.bias)
+    assert torch.equal(fp8(x), expected)
+    assert not torch.equal(in_8_bits, expected)
