@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint, find_partitions
-from comfyui_h3.h3core.checkpoint.sampled import same_weights
 from comfyui_h3.h3core.config import PARTITIONS, EngineConfig, Partition
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
 from comfyui_h3.h3core.models.dit.attention import AttentionFn
@@ -47,7 +46,7 @@ class Checkpoints:
         problems: dict[Partition, CheckpointError] = {}
         for name in names:
             try:
-                opened[name] = Checkpoint.open(config.checkpoint, name)
+                opened[name] = Checkpoint.open(config.checkpoint, name, config.components)
             except CheckpointError as error:
                 problems[name] = error
         if not opened:
@@ -122,8 +121,8 @@ class Parts:
 
 def _same(part: str, one: Checkpoint, other: Checkpoint) -> bool:
     component, config = _ENTRIES[part]
-    return getattr(one, config) == getattr(other, config) and same_weights(
-        getattr(one, component).entries, getattr(other, component).entries
+    return getattr(one, config) == getattr(other, config) and getattr(one, component).same_weights(
+        getattr(other, component)
     )
 
 

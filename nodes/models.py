@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 FOLDER = "minimax_h3"  # below models/, and the key in extra_model_paths.yaml
 NONE_FOUND = "(no H3 model found: see README)"
 PARTITION_FOLDERS = {str(partition): name for partition, name in PARTITIONS.items()}
+MODEL_INDEXES = ("model_index.json", "modular_model_index.json")  # of the release and of diffusers
 DEPTH = 3  # levels below a root: models--owner--name/snapshots/<commit> of a downloaded cache
 
 
@@ -54,4 +55,6 @@ def _checkpoints_below(folder: Path, depth: int, seen: set[str]) -> Iterator[Pat
 
 
 def _is_partition(folder: Path) -> bool:
-    return (folder / "transformer").is_dir() and (folder / "model_index.json").is_file()
+    """One partition of the release, or a folder of diffusers, which may have both transformers or one of them."""
+    has_transformer = any((folder / name).is_dir() for name in ("transformer", "transformer_ref"))
+    return has_transformer and any((folder / name).is_file() for name in MODEL_INDEXES)
