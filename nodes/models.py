@@ -13,13 +13,15 @@ FOLDER = "minimax_h3"  # below models/, and the key in extra_model_paths.yaml
 NONE_FOUND = "(no H3 model found: see README)"
 PARTITION_FOLDERS = {str(partition): name for partition, name in PARTITIONS.items()}
 MODEL_INDEXES = ("model_index.json", "modular_model_index.json")  # of the release and of diffusers
+COMPONENT_FOLDERS = ("transformer", "transformer_ref", "text_encoder", "video_vae/source", "vae", "audio_vae")
 DEPTH = 3  # levels below a root: models--owner--name/snapshots/<commit> of a downloaded cache
 
 
 def find_checkpoints(roots: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
     """Folders of checkpoints by the name to choose them by; of two with one name, that of the earlier root.
 
-    A checkpoint holds FL2VA/ or Ref2VA/, or is such a folder itself. Links are followed. A root may be one, too.
+    A checkpoint holds FL2VA/ or Ref2VA/, is such a folder itself, or is a folder of diffusers. Links are followed. A
+    root may be one, too.
     """
     found: dict[str, Path] = {}
     for root in map(Path, roots):
@@ -35,6 +37,12 @@ def has_partition(folder: Path, weights: str) -> bool:
     Of a folder that is one partition itself, only its content knows.
     """
     return weights == "auto" or _is_partition(folder) or (folder / PARTITION_FOLDERS.get(weights, weights)).is_dir()
+
+
+def component_folders(checkpoint: Path) -> dict[str, Path]:
+    """Folders of weights in a checkpoint, of the release or of diffusers, by their path in it."""
+    parts = [f"{partition}{name}" for partition in ("", "FL2VA/", "Ref2VA/") for name in COMPONENT_FOLDERS]
+    return {part: checkpoint / part for part in parts if (checkpoint / part).is_dir()}
 
 
 def _checkpoints_below(folder: Path, depth: int, seen: set[str]) -> Iterator[Path]:
