@@ -21,6 +21,7 @@ from comfyui_h3.h3core.checkpoint import keymap, layouts, loader
 from comfyui_h3.h3core.checkpoint.diffusers_folder import diffusers_partitions, diffusers_sources, is_diffusers_folder
 from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_entries, read_json
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
+from comfyui_h3.h3core.checkpoint.latent_statistics import check_latent_statistics
 from comfyui_h3.h3core.checkpoint.layouts import Layout
 from comfyui_h3.h3core.checkpoint.renamed import parameters, renaming
 from comfyui_h3.h3core.checkpoint.sampled import same_weights
@@ -175,6 +176,8 @@ class Checkpoint:
         checkpoint.load_pixel_limits()
         checkpoint._check_sizes_fit()
         checkpoint._check_weights()
+        check_latent_statistics(paths["video_vae"], video)
+        check_latent_statistics(paths["audio_vae"], audio)
         for line in checkpoint.describe_layouts():
             log.info("%s %s", partition, line)
         return checkpoint

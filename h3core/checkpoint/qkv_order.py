@@ -21,6 +21,7 @@ ROWS_PER_BLOCK = 16  # of head_dim; evenly spaced, so that slow and fast rotary 
 # has to explain far more than chance, and than the other.
 MIN_EXPLAINED = 0.1
 MIN_RATIO = 4.0
+MIN_VARIANCE = 1e-9  # of log RMS; blocks that are more alike than this differ by rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,4 +73,5 @@ def _explained(logs: Tensor, group: Tensor) -> float:
     total = centred.square().sum(1)
     means = torch.stack([centred[:, group == i].mean(1) for i in range(3)], 1)  # (L, 3)
     between = means.square().sum(1) * (logs.shape[1] / 3)
-    return float(torch.where(total > 0, between / total.clamp_min(1e-300), 0.0).mean())
+    differ = total > MIN_VARIANCE * logs.shape[1]
+    return float(torch.where(differ, between / total.clamp_min(1e-300), 0.0).mean())

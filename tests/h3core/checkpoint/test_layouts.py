@@ -10,7 +10,9 @@ from comfyui_h3.h3core.checkpoint.official import Checkpoint
 from comfyui_h3.h3core.config import ComponentSource, EngineConfig
 from comfyui_h3.h3core.engine import Engine
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
+from comfyui_h3.h3core.registry import get_engine
 from comfyui_h3.h3core.tiny import write_comfyui
+from comfyui_h3.h3core.tiny.write import text_encoder_weights
 from comfyui_h3.h3core.tiny.write_diffusers import write_diffusers
 from comfyui_h3.h3core.types import Request
 
@@ -251,6 +253,44 @@ def test_a_part_that_is_missing_is_named(diffusers_h3, tiny_h3, tmp_path):
     write_comfyui.save(tensors, tmp_path / "dit.safetensors")
     with pytest.raises(CheckpointError, match=r"for blocks.2.attn.qkv_proj.weight, which this layout stores in 3"):
         Checkpoint.open(tiny_h3, "fl2va", [ComponentSource(component="transformer", path=tmp_path / "dit.safetensors")])
+
+
+@pytest.mark.parametrize("component", ["video_vae", "audio_vae"])
+def test_a_vae_of_other_latents_is_refused(tiny_h3, single_files, tmp_path, component):
+    tensors = load_file(single_files[component])
+    tensors["latents_std"] = tensors["latents_std"] * 1.01
+    write_comfyui.save(tensors, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="latents_std is not that of the checkpoint's config"):
+        Checkpoint.open(tiny_h3, "fl2va", [ComponentSource(component=component, path=tmp_path / "other.safetensors")])
+
+
+def test_a_text_encoder_with_bare_names_is_that_of_the_release(tiny_h3, tmp_path):
+    """As transformers saves the model without its head."""
+    tensors = {
+        name.removeprefix("model."): tensor
+        for name, tensor in text_encoder_weights(0).items()
+        if name != "lm_head.weight"
+    }
+    write_comfyui.save(tensors, tmp_path / "bare.safetensors")
+    source = ComponentSource(component="text_encoder", path=tmp_path / "bare.safetensors")
+    bare, release = (
+        Checkpoint.open(tiny_h3, "fl2va", given).load_text_encoder(torch.device("cpu"), torch.bfloat16).state_dict()
+        for given in ([source], [])
+    )
+    assert bare.keys() == release.keys()
+    assert all(torch.equal(bare[name], release[name]) for name in bare)
+
+
+def test_an_engine_of_a_file_that_was_replaced_is_not_given_out_again(tiny_h3, single_files, tmp_path):
+    file = tmp_path / "dit.safetensors"
+    file.write_bytes(single_files["transformer"].read_bytes())
+    config = EngineConfig(
+        checkpoint=tiny_h3, device="cpu", components=(ComponentSource(component="transformer", path=file),)
+    )
+    first = get_engine(config)
+    assert get_engine(config) is first
+    write_comfyui.save(write_comfyui.transformer_file(1, "fl2va", prefix=write_comfyui.PREFIX), file)
+    assert get_engine(config) is not first
 
 
 def test_the_other_partition_s_file_is_refused_by_its_name(tiny_h3, single_files):
