@@ -19,7 +19,8 @@ WEIGHTS: tuple[Partition | Literal["auto"], ...] = ("auto", *PARTITIONS)
 QUALITIES = ("lossless", "exact")
 EncodePrecision = Literal["auto", "float32", "split", "half"]
 PRECISIONS = ("auto", "bfloat16", "float32", "fp8")
-COMPONENTS = ("transformer", "transformer_ref", "text_encoder", "video_vae", "audio_vae")
+TRANSFORMERS: dict[Partition, str] = {"fl2va": "transformer", "ref2va": "transformer_ref"}  # as diffusers names them
+COMPONENTS = (*TRANSFORMERS.values(), "text_encoder", "video_vae", "audio_vae")
 LAYOUTS = ("auto", "official", "diffusers", "comfyui")
 
 
@@ -156,10 +157,11 @@ def _check_components(components: tuple[ComponentSource, ...], partition: str) -
     for name in names:
         if names.count(name) > 1:
             raise RequestError(f"components has {name} twice; give it once")
-    unused = {"fl2va": "transformer_ref", "ref2va": "transformer"}.get(partition)
-    if unused in names:
-        other = "transformer" if unused == "transformer_ref" else "transformer_ref"
-        raise RequestError(f"components has {unused}, which partition={partition} does not use; it uses {other}")
+    for owner, name in TRANSFORMERS.items():
+        if name in names and partition not in ("auto", owner):
+            raise RequestError(
+                f"components has {name}, which partition={partition} does not use; use partition={owner}, or auto"
+            )
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -12,14 +12,13 @@ from typing import Any
 
 from comfyui_h3.h3core.checkpoint.index import read_json
 from comfyui_h3.h3core.checkpoint.sources import RELEASE_SHIFTS, Sources, text_encoder_config
-from comfyui_h3.h3core.config import Partition
+from comfyui_h3.h3core.config import TRANSFORMERS, Partition
 from comfyui_h3.h3core.errors import CheckpointError
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.dit.config import CLASS_NAME, DiTConfig
 from comfyui_h3.h3core.models.fields import check_fields, is_positive
 from comfyui_h3.h3core.models.video_vae.config import VideoVAEConfig
 
-TRANSFORMERS: dict[Partition, str] = {"fl2va": "transformer", "ref2va": "transformer_ref"}
 INDEXES = ("modular_model_index.json", "model_index.json")
 PIPELINE = "MiniMaxH3ModularPipeline"
 

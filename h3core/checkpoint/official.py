@@ -26,7 +26,7 @@ from comfyui_h3.h3core.checkpoint.layouts import Layout
 from comfyui_h3.h3core.checkpoint.renamed import parameters, renaming
 from comfyui_h3.h3core.checkpoint.sampled import same_weights
 from comfyui_h3.h3core.checkpoint.sources import Sources, official_sources
-from comfyui_h3.h3core.config import PARTITIONS, ComponentSource, Partition
+from comfyui_h3.h3core.config import PARTITIONS, TRANSFORMERS, ComponentSource, Partition
 from comfyui_h3.h3core.errors import CheckpointError, H3Error
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
@@ -126,14 +126,16 @@ class Checkpoint:
     def open(cls, root: Path, partition: Partition, components: Sequence[ComponentSource] = ()) -> Checkpoint:
         """Opens ``root/FL2VA`` or ``root/Ref2VA``, or ``root`` itself when it is that folder or one of diffusers.
 
-        components: those that are somewhere else, or in a layout that files do not say; all else is found out.
+        components: those that are somewhere else, or in a layout that files do not say; all else is found out. With a
+        transformer from somewhere else the other partition's folder will do: all but the transformers is the same.
         Raises CheckpointError, naming files, keys and shapes, when anything is missing, cut short or does not fit.
         """
-        sources = _sources(root, partition)
         given = {source.component: source for source in components}
+        own = given.get(TRANSFORMERS[partition])
+        sources = _sources(root, partition, has_transformer=own is not None and own.path is not None)
         paths, asked = {}, {}
         for name in ("transformer", "text_encoder", "video_vae", "audio_vae"):
-            source = given.get("transformer_ref" if (name, partition) == ("transformer", "ref2va") else name)
+            source = own if name == "transformer" else given.get(name)
             paths[name] = (source and source.path) or getattr(sources, name)
             asked[name] = source.layout if source else "auto"
         _check_partition_of_name(paths["transformer"], partition)
@@ -338,8 +340,13 @@ def find_partitions(root: Path) -> tuple[Partition, ...]:
     return ("ref2va",) if named == "ref2va" else ("fl2va",)
 
 
-def _sources(root: Path, partition: Partition) -> Sources:
-    """The release's folders before diffusers', where both lie beside each other."""
+def _sources(root: Path, partition: Partition, *, has_transformer: bool) -> Sources:
+    """The release's folders before diffusers', where both lie beside each other.
+
+    has_transformer: from somewhere else, so that a folder of the other partition serves where this one's is not there.
+    """
+    if has_transformer and partition not in (found := find_partitions(root)):
+        partition = found[0]
     if not (root / PARTITIONS[partition] / "model_index.json").is_file() and is_diffusers_folder(root):
         return diffusers_sources(root, partition)
     return official_sources(partition_folder(root, partition), partition)

@@ -6,15 +6,10 @@ import math
 import pytest
 import torch
 
-from comfyui_h3.h3core.checkpoint.diffusers_folder import (
-    TRANSFORMERS,
-    audio_vae_config,
-    dit_config,
-    video_vae_config,
-)
+from comfyui_h3.h3core.checkpoint.diffusers_folder import audio_vae_config, dit_config, video_vae_config
 from comfyui_h3.h3core.checkpoint.keymap import diffusers_dit, diffusers_video_vae, official_text_encoder
 from comfyui_h3.h3core.checkpoint.loader import build
-from comfyui_h3.h3core.config import PARTITIONS
+from comfyui_h3.h3core.config import PARTITIONS, TRANSFORMERS
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder

@@ -138,6 +138,24 @@ def test_a_component_from_another_layout_s_folder(tiny_h3, diffusers_h3, expecte
     assert is_equal(output(engine_of(tiny_h3, *given)), expected)
 
 
+def test_a_transformer_s_file_makes_the_other_partition_of_a_folder(tiny_h3, single_files):
+    """All but the transformers is the same: who has FL2VA needs one file for references."""
+    source = ComponentSource(component="transformer_ref", path=single_files["transformer_ref"])
+    engine = engine_of(tiny_h3 / "FL2VA", source)
+    assert list(engine.checkpoints.opened) == ["fl2va", "ref2va"]
+    assert engine.checkpoints.of("ref2va").folder == tiny_h3 / "FL2VA"
+    given, release = (
+        checkpoint.load_dit(torch.device("cpu"), torch.bfloat16).state_dict()
+        for checkpoint in (engine.checkpoints.of("ref2va"), Checkpoint.open(tiny_h3, "ref2va"))
+    )
+    assert all(torch.equal(given[name], release[name]) for name in release)
+
+
+def test_a_layout_without_a_file_of_weights_that_are_not_there_is_refused(tiny_h3):
+    with pytest.raises(RequestError, match=r"a layout for transformer_ref, and .* has no ref2va weights"):
+        engine_of(tiny_h3 / "FL2VA", ComponentSource(component="transformer_ref", layout="official"))
+
+
 def test_the_modulator_of_a_single_file_is_that_of_the_release(tiny_h3, single_files):
     groups = [torch.tensor([0.25, 0.5])]
     source = ComponentSource(component="transformer", path=single_files[PREFIXED])
@@ -313,7 +331,7 @@ def test_component_names_and_layouts_are_checked(tiny_h3):
     twice = (ComponentSource(component="transformer"),) * 2
     with pytest.raises(RequestError, match="transformer twice"):
         EngineConfig(checkpoint=tiny_h3, components=twice)
-    with pytest.raises(RequestError, match="partition=ref2va does not use; it uses transformer_ref"):
+    with pytest.raises(RequestError, match="partition=ref2va does not use; use partition=fl2va"):
         EngineConfig(checkpoint=tiny_h3, partition="ref2va", components=twice[:1])
 
 
