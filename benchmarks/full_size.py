@@ -20,7 +20,8 @@ from comfyui_h3.benchmarks.vae_decode import FULL_SIZE as FULL_SIZE_DECODER
 from comfyui_h3.h3core.checkpoint.index import TensorEntry
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
 from comfyui_h3.h3core.checkpoint.loader import Read, build
-from comfyui_h3.h3core.checkpoint.official import RELEASE_SHIFTS, Checkpoint, Component
+from comfyui_h3.h3core.checkpoint.official import Checkpoint, Component
+from comfyui_h3.h3core.checkpoint.sources import RELEASE_SHIFTS
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder

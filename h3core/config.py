@@ -19,13 +19,41 @@ WEIGHTS: tuple[Partition | Literal["auto"], ...] = ("auto", *PARTITIONS)
 QUALITIES = ("lossless", "exact")
 EncodePrecision = Literal["auto", "float32", "split", "half"]
 PRECISIONS = ("auto", "bfloat16", "float32", "fp8")
+TRANSFORMERS: dict[Partition, str] = {"fl2va": "transformer", "ref2va": "transformer_ref"}  # as diffusers names them
+COMPONENTS = (*TRANSFORMERS.values(), "text_encoder", "video_vae", "audio_vae")
+LAYOUTS = ("auto", "official", "diffusers", "comfyui")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSource:
+    """One component that is not where, or not what, the checkpoint's folder would have it be.
+
+    component: "transformer" is that of fl2va, "transformer_ref" that of ref2va; the others serve both.
+    path: a .safetensors file or the folder that holds them; None: where the checkpoint has it. Sizes stay those of the
+        checkpoint's configs.
+    layout: how files name and order tensors. "auto" finds it out from them, and refuses where they do not say.
+
+    Raises RequestError for values outside these.
+    """
+
+    component: str
+    path: Path | None = None
+    layout: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("component", self.component, COMPONENTS), ("layout", self.layout, LAYOUTS)):
+            if value not in allowed:
+                raise RequestError(f"{name}={value!r} does not exist; use one of {', '.join(allowed)}")
+        if self.path is not None:
+            object.__setattr__(self, "path", Path(self.path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """One engine on one device. "auto" is resolved when the object is made, so equal engines are equal configurations.
 
-    checkpoint: folder in the official layout (it holds FL2VA/ and Ref2VA/), or one of these two folders itself.
+    checkpoint: folder in the official layout (it holds FL2VA/ and Ref2VA/), one of these two folders itself, or a
+        folder of diffusers (it holds transformer/, transformer_ref/ or both).
     partition: which of the two sets of weights. "fl2va" runs text to video and keyframes, "ref2va" references; with
         "auto" each request takes the one it needs, of those that are in the folder.
     device: a torch device; "auto" is the first CUDA device, or the CPU where there is none.
@@ -44,6 +72,7 @@ class EngineConfig:
         float32 numbers on tensor cores, to the accuracy of "float32"; "half" one float16 number for each, which moves
         the latents by about a thousandth. "auto" is "split" where its kernels can run, and "float32" elsewhere and
         with quality="exact".
+    components: those that are read from somewhere else, or in a layout that their files do not say.
 
     Raises RequestError for values outside these.
     """
@@ -56,6 +85,7 @@ class EngineConfig:
     attention: str = "auto"
     kernels: str = "auto"
     encode_precision: EncodePrecision = "auto"
+    components: tuple[ComponentSource, ...] = ()
 
     def __post_init__(self) -> None:
         if self.partition not in WEIGHTS:
@@ -83,6 +113,7 @@ class EngineConfig:
                 f"encode_precision={self.encode_precision!r} does not exist; use one of "
                 f"{', '.join(get_args(EncodePrecision))}"
             )
+        _check_components(self.components, self.partition)
         device = _resolve_device(self.device)
         if self.encode_precision in ("split", "half"):
             problem = "quality is exact" if self.quality == "exact" else tensor_core_problem(device)
@@ -90,6 +121,7 @@ class EngineConfig:
             if problem is not None:
                 raise RequestError(f"encode_precision={self.encode_precision} cannot run: {problem}; use auto")
         object.__setattr__(self, "checkpoint", Path(self.checkpoint))
+        object.__setattr__(self, "components", tuple(self.components))
         object.__setattr__(self, "device", str(device))
         if self.precision == "auto":
             object.__setattr__(self, "precision", "float32" if device.type == "cpu" else "bfloat16")
@@ -117,6 +149,19 @@ class EngineConfig:
     def vae_dtype(self) -> torch.dtype:
         """dtype of the video decoder's matrix products: float16 on a GPU, as the release runs it, else float32."""
         return torch.float32 if self.torch_device.type == "cpu" else torch.float16
+
+
+def _check_components(components: tuple[ComponentSource, ...], partition: str) -> None:
+    """Raises RequestError for one that is given twice, or that the partition does not use."""
+    names = [source.component for source in components]
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestError(f"components has {name} twice; give it once")
+    for owner, name in TRANSFORMERS.items():
+        if name in names and partition not in ("auto", owner):
+            raise RequestError(
+                f"components has {name}, which partition={partition} does not use; use partition={owner}, or auto"
+            )
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -103,15 +103,19 @@ class Engine:
         log.info("%s", self.describe())
 
     def describe(self) -> str:
-        """One line: which weights, how many, where and in which precision."""
+        """Which weights, how many, where and in which precision; then a line for each component that is not in the
+        release's layout and place: its files, their layout, and how that was found."""
         first = self.checkpoints.first
         entries = [*first.transformer.entries.values(), *first.modulator.entries.values()]
         num_weights = sum(entry.num_elements for entry in entries)
-        return (
+        summary = (
             f"MiniMax H3 {' and '.join(self.checkpoints.opened)}: {first.dit_config.num_layers} blocks of "
             f"{first.dit_config.hidden_size}, {_count(num_weights)} weights, {self.device}, "
             f"{self.config.precision}, attention {self.attention.name}"
         )
+        opened = self.checkpoints.opened.values()
+        lines = [line for checkpoint in opened for line in checkpoint.describe_layouts(usual=False)]
+        return "\n".join([summary, *dict.fromkeys(lines)])
 
     @torch.no_grad()
     def encode_media(

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint, find_partitions
-from comfyui_h3.h3core.checkpoint.sampled import same_weights
-from comfyui_h3.h3core.config import PARTITIONS, EngineConfig, Partition
+from comfyui_h3.h3core.config import PARTITIONS, TRANSFORMERS, EngineConfig, Partition
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
 from comfyui_h3.h3core.models.dit.attention import AttentionFn
 from comfyui_h3.h3core.residency import Source
@@ -37,17 +36,22 @@ class Checkpoints:
 
     @classmethod
     def open(cls, config: EngineConfig) -> Checkpoints:
-        """The partition a configuration names, or with "auto" all that the folder has.
+        """The partition a configuration names, or with "auto" all that the folder has, or has but the transformer of,
+        where that is given.
 
         A second one that is still being downloaded does not keep the first from working. Raises CheckpointError when
-        none can be used.
+        none can be used, and RequestError for a layout of a transformer that is not there.
         """
-        names = find_partitions(config.checkpoint) if config.partition == "auto" else (config.partition,)
+        names: tuple[Partition, ...]
+        if config.partition == "auto":
+            names = _with_given(find_partitions(config.checkpoint), config)
+        else:
+            names = (config.partition,)
         opened: dict[Partition, Checkpoint] = {}
         problems: dict[Partition, CheckpointError] = {}
         for name in names:
             try:
-                opened[name] = Checkpoint.open(config.checkpoint, name)
+                opened[name] = Checkpoint.open(config.checkpoint, name, config.components)
             except CheckpointError as error:
                 problems[name] = error
         if not opened:
@@ -120,10 +124,22 @@ class Parts:
         return cls(sources=sources, names=names)
 
 
+def _with_given(found: tuple[Partition, ...], config: EngineConfig) -> tuple[Partition, ...]:
+    """The partitions in a folder, and those whose transformer is given. The usual one is first."""
+    given = {source.component: source.path for source in config.components}
+    for partition, name in TRANSFORMERS.items():
+        if name in given and given[name] is None and partition not in found:
+            raise RequestError(
+                f"components has a layout for {name}, and {config.checkpoint} has no {partition} weights; "
+                "give its file, too, or leave it out"
+            )
+    return tuple(partition for partition, name in TRANSFORMERS.items() if partition in found or name in given)
+
+
 def _same(part: str, one: Checkpoint, other: Checkpoint) -> bool:
     component, config = _ENTRIES[part]
-    return getattr(one, config) == getattr(other, config) and same_weights(
-        getattr(one, component).entries, getattr(other, component).entries
+    return getattr(one, config) == getattr(other, config) and getattr(one, component).same_weights(
+        getattr(other, component)
     )
 
 

@@ -9,7 +9,7 @@ from comfyui_h3.h3core.checkpoint.index import fingerprint
 from comfyui_h3.h3core.config import EngineConfig
 from comfyui_h3.h3core.engine import Engine
 
-_engines: WeakValueDictionary[tuple[EngineConfig, str], Engine] = WeakValueDictionary()
+_engines: WeakValueDictionary[tuple[EngineConfig, tuple[str, ...]], Engine] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -20,7 +20,8 @@ def get_engine(config: EngineConfig) -> Engine:
     out again.
     """
     with _lock:
-        key = (config, fingerprint(config.checkpoint))
+        paths = [config.checkpoint, *(source.path for source in config.components if source.path is not None)]
+        key = (config, tuple(fingerprint(path) for path in paths))
         engine = _engines.get(key)
         if engine is None:
             engine = _engines[key] = Engine(config)

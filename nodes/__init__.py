@@ -3,6 +3,7 @@
 from comfy_api.latest import ComfyExtension, io
 
 from comfyui_h3.nodes.canvas import H3Canvas
+from comfyui_h3.nodes.component import H3Component
 from comfyui_h3.nodes.decode_audio import H3DecodeAudio
 from comfyui_h3.nodes.decode_video import H3DecodeVideo
 from comfyui_h3.nodes.encode_fl_media import H3EncodeFLMedia, H3Keyframe
@@ -35,4 +36,5 @@ class H3Extension(ComfyExtension):
             H3DecodeVideo,
             H3DecodeAudio,
             H3SaveMP4,
+            H3Component,
         ]

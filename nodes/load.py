@@ -23,7 +23,7 @@ from comfyui_h3.nodes.models import (
     has_partition,
 )
 from comfyui_h3.nodes.progress import show_text
-from comfyui_h3.nodes.types import H3Engine
+from comfyui_h3.nodes.types import H3Components, H3Engine
 
 
 class H3LoadModel(io.ComfyNode):
@@ -42,8 +42,8 @@ class H3LoadModel(io.ComfyNode):
                 io.Combo.Input(
                     "model",
                     options=list(checkpoints()) or [NONE_FOUND],
-                    tooltip=f"Folder below models/{FOLDER}, in the layout of the release: it holds FL2VA/, Ref2VA/ "
-                    "or both, or is one of them.",
+                    tooltip=f"Folder below models/{FOLDER}, in the layout of the release (it holds FL2VA/, Ref2VA/ "
+                    "or both, or is one of them) or in that of diffusers (transformer/, transformer_ref/ or both).",
                 ),
                 io.Combo.Input(
                     "weights",
@@ -83,6 +83,12 @@ class H3LoadModel(io.ComfyNode):
                     "others insist on one that auto chooses from.",
                     advanced=True,
                 ),
+                H3Components.Input(
+                    "components",
+                    optional=True,
+                    tooltip="From H3 Component: components that are read from other files. This node shows what it "
+                    "found them to be, and how.",
+                ),
             ],
             outputs=[H3Engine.Output("engine", display_name="engine", tooltip="Goes to the other H3 nodes.")],
         )
@@ -101,12 +107,14 @@ class H3LoadModel(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, model=None, weights=None, device=None, precision=None, attention=None) -> str:
+    def fingerprint_inputs(
+        cls, model=None, weights=None, device=None, precision=None, attention=None, components=None
+    ) -> str:
         folder = checkpoints().get(model)
         return fingerprint(folder) if folder else ""
 
     @classmethod
-    def execute(cls, model, weights, device, precision, attention="auto") -> io.NodeOutput:
+    def execute(cls, model, weights, device, precision, attention="auto", components=()) -> io.NodeOutput:
         engine = get_engine(
             EngineConfig.from_env(
                 checkpoint=checkpoint_folder(model, weights),
@@ -114,6 +122,7 @@ class H3LoadModel(io.ComfyNode):
                 device=host_device(device),
                 precision=precision,
                 attention=attention,
+                components=components,
             )
         )
         show_text(engine.describe())

@@ -12,13 +12,16 @@ log = logging.getLogger(__name__)
 FOLDER = "minimax_h3"  # below models/, and the key in extra_model_paths.yaml
 NONE_FOUND = "(no H3 model found: see README)"
 PARTITION_FOLDERS = {str(partition): name for partition, name in PARTITIONS.items()}
+MODEL_INDEXES = ("model_index.json", "modular_model_index.json")  # of the release and of diffusers
+COMPONENT_FOLDERS = ("transformer", "transformer_ref", "text_encoder", "video_vae/source", "vae", "audio_vae")
 DEPTH = 3  # levels below a root: models--owner--name/snapshots/<commit> of a downloaded cache
 
 
 def find_checkpoints(roots: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
     """Folders of checkpoints by the name to choose them by; of two with one name, that of the earlier root.
 
-    A checkpoint holds FL2VA/ or Ref2VA/, or is such a folder itself. Links are followed. A root may be one, too.
+    A checkpoint holds FL2VA/ or Ref2VA/, is such a folder itself, or is a folder of diffusers. Links are followed. A
+    root may be one, too.
     """
     found: dict[str, Path] = {}
     for root in map(Path, roots):
@@ -34,6 +37,12 @@ def has_partition(folder: Path, weights: str) -> bool:
     Of a folder that is one partition itself, only its content knows.
     """
     return weights == "auto" or _is_partition(folder) or (folder / PARTITION_FOLDERS.get(weights, weights)).is_dir()
+
+
+def component_folders(checkpoint: Path) -> dict[str, Path]:
+    """Folders of weights in a checkpoint, of the release or of diffusers, by their path in it."""
+    parts = [f"{partition}{name}" for partition in ("", "FL2VA/", "Ref2VA/") for name in COMPONENT_FOLDERS]
+    return {part: checkpoint / part for part in parts if (checkpoint / part).is_dir()}
 
 
 def _checkpoints_below(folder: Path, depth: int, seen: set[str]) -> Iterator[Path]:
@@ -54,4 +63,6 @@ def _checkpoints_below(folder: Path, depth: int, seen: set[str]) -> Iterator[Pat
 
 
 def _is_partition(folder: Path) -> bool:
-    return (folder / "transformer").is_dir() and (folder / "model_index.json").is_file()
+    """One partition of the release, or a folder of diffusers, which may have both transformers or one of them."""
+    has_transformer = any((folder / name).is_dir() for name in ("transformer", "transformer_ref"))
+    return has_transformer and any((folder / name).is_file() for name in MODEL_INDEXES)

@@ -263,9 +263,29 @@ def read_index(folder: Path, wanted: Callable[[str], bool]) -> Mapping[str, Tens
     return {key: entry for key, entry in read_header(files[0]).items() if wanted(key)}
 
 
+def read_entries(path: Path, wanted: Callable[[str], bool]) -> Mapping[str, TensorEntry]:
+    """Tensors of a component that is one file, or a folder as ``read_index`` reads it."""
+    if path.is_dir():
+        return read_index(path, wanted)
+    return {key: entry for key, entry in read_header(path).items() if wanted(key)}
+
+
+def read_keys(path: Path) -> frozenset[str]:
+    """All keys of a component, read or not: of a file's header, or of a folder's index. Raises as ``read_index``."""
+    indexes = sorted(path.glob("*.safetensors.index.json")) if path.is_dir() else []
+    if len(indexes) == 1:  # its shards need not all be there
+        return frozenset(_weight_map(indexes[0]))
+    return frozenset(read_entries(path, lambda key: True))
+
+
 def fingerprint(folder: Path) -> str:
-    """Another text when a config, a vocabulary or weights of the checkpoint were changed; no content is read."""
+    """Another text when a config, a vocabulary or weights of the checkpoint were changed; no content is read.
+
+    Of a file it follows the file.
+    """
     digest = hashlib.sha256()
+    if folder.is_file():
+        return hashlib.sha256(f"{file_stamp(folder)}".encode()).hexdigest()
     depths = ("*", "*/*", "*/*/*", "*/*/*/*")  # "**" would not enter linked folders
     files = (path for pattern in depths for path in folder.glob(pattern) if path.suffix in SUFFIXES)
     for path in sorted(files):
@@ -278,10 +298,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _read_sharded(folder: Path, index: Path, wanted: Callable[[str], bool]) -> dict[str, TensorEntry]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{index} has no weight_map; download it again")
-    weight_map = {key: shard for key, shard in weight_map.items() if wanted(key)}
+    weight_map = {key: shard for key, shard in _weight_map(index).items() if wanted(key)}
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if Path(shard).name != shard:
@@ -303,6 +320,13 @@ def _read_sharded(folder: Path, index: Path, wanted: Callable[[str], bool]) -> d
             "index and shards are of different downloads"
         )
     return {name: headers[shard][name] for name, shard in weight_map.items()}
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map; download it again")
+    return weight_map
 
 
 def some_of(names: list[str], most: int = 3) -> str:

@@ -50,11 +50,11 @@ def materialize(module: M, value: Callable[[str, Tensor], Tensor]) -> M:
     return module
 
 
-def check(module: nn.Module, entries: Mapping[str, TensorEntry], source: Path) -> None:
+def check(module: nn.Module, entries: Mapping[str, TensorEntry], source: Path, *, float16: bool = False) -> None:
     """Compares names, shapes and dtypes of a module made by ``build`` with those of the files. Reads no weights.
 
     Raises CheckpointError naming keys, shapes and dtypes when a tensor is missing, unknown, of another shape, or stored
-    in a dtype that cannot hold it: float32 parts must be float32, and nothing of H3 fits float16.
+    in a dtype that cannot hold it: float32 parts must be float32, and float16 fits only what says so by ``float16``.
     """
     wanted = _stored(module)
     for problem, names in (("lacks", wanted.keys() - entries.keys()), ("has unknown", entries.keys() - wanted.keys())):
@@ -68,7 +68,8 @@ def check(module: nn.Module, entries: Mapping[str, TensorEntry], source: Path) -
             raise CheckpointError(
                 f"{source}: {name} has the shape {list(entry.shape)}, the config wants {list(wanted[name].shape)}"
             )
-        allowed = (torch.float32,) if name.startswith(float32) else (torch.bfloat16, torch.float32)
+        halves = (torch.float16, torch.bfloat16) if float16 else (torch.bfloat16,)
+        allowed = (torch.float32,) if name.startswith(float32) else (*halves, torch.float32)
         if entry.dtype not in allowed:
             raise CheckpointError(
                 f"{source}: {name} is stored as {_dtype(entry.dtype)}; "
@@ -76,13 +77,13 @@ def check(module: nn.Module, entries: Mapping[str, TensorEntry], source: Path) -
             )
 
 
-def load(module: M, entries: Mapping[str, TensorEntry], source: Path, read: Read) -> M:
+def load(module: M, entries: Mapping[str, TensorEntry], source: Path, read: Read, *, float16: bool = False) -> M:
     """Fills a module made by ``build``, tensor by tensor, and returns it where ``read`` puts them.
 
     At no time is more than one tensor held twice; a weight in 8 bits becomes so when it is read.
     Raises CheckpointError as ``check`` and ``read`` do.
     """
-    check(module, entries, source)
+    check(module, entries, source, float16=float16)
     missing = set(entries)
     with _closing(read(entries, {name: tensor.dtype for name, tensor in _stored(module).items()})) as tensors:
         for name, tensor in tensors:

@@ -1,23 +1,32 @@
-"""A checkpoint in MiniMax's own layout: one folder per partition, one subfolder per component.
+"""One partition of a checkpoint: MiniMax's own folder, or diffusers', each component there or in another file.
 
-``Checkpoint.open`` reads configs and shard headers only, so a wrong or incomplete folder is refused in a moment, before
-any weight is read. The ``load_*`` methods then stream one component each.
+``Checkpoint.open`` reads configs and shard headers only (of a file that does not say how its qkv rows are ordered, some
+of these), so a wrong or incomplete folder is refused in a moment. The ``load_*`` methods then stream one component
+each.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from comfyui_h3.h3core.checkpoint import keymap, loader
-from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_index, read_json
+from comfyui_h3.h3core.checkpoint import keymap, layouts, loader
+from comfyui_h3.h3core.checkpoint.diffusers_folder import diffusers_partitions, diffusers_sources, is_diffusers_folder
+from comfyui_h3.h3core.checkpoint.index import TensorEntry, read_entries, read_json
 from comfyui_h3.h3core.checkpoint.keymap import KeyMap
-from comfyui_h3.h3core.config import PARTITIONS, Partition
+from comfyui_h3.h3core.checkpoint.latent_statistics import check_latent_statistics
+from comfyui_h3.h3core.checkpoint.layouts import Layout
+from comfyui_h3.h3core.checkpoint.renamed import parameters, renaming
+from comfyui_h3.h3core.checkpoint.sampled import same_weights
+from comfyui_h3.h3core.checkpoint.sources import Sources, official_sources
+from comfyui_h3.h3core.config import PARTITIONS, TRANSFORMERS, ComponentSource, Partition
 from comfyui_h3.h3core.errors import CheckpointError, H3Error
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
@@ -26,7 +35,6 @@ from comfyui_h3.h3core.models.dit.adaln import Modulation, Modulator, Resident
 from comfyui_h3.h3core.models.dit.attention import AttentionFn, sdpa
 from comfyui_h3.h3core.models.dit.config import DiTConfig
 from comfyui_h3.h3core.models.dit.model import DiT
-from comfyui_h3.h3core.models.fields import is_positive
 from comfyui_h3.h3core.models.precision import exact_fp32
 from comfyui_h3.h3core.models.text_encoder.config import TextEncoderConfig
 from comfyui_h3.h3core.models.text_encoder.encoder import TextEncoder
@@ -37,49 +45,65 @@ from comfyui_h3.h3core.models.video_vae.decoder import VideoDecoder
 from comfyui_h3.h3core.models.video_vae.encoder import VideoEncoder
 from comfyui_h3.h3core.types import Progress
 
-RELEASE_SHIFTS = {"video": 12.0, "audio": 3.0}  # where model_index.json has none
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """What is read of one component: where it is, its tensors by key, and how keys and rows become parameters."""
+    """What is read of one component: where it is, and how its files become parameters.
+
+    folder: or the one file. entries: by parameter; stored: by key of the files, where these differ from parameters.
+    """
 
     folder: Path
     entries: Mapping[str, TensorEntry]
     keymap: KeyMap
+    stored: Mapping[str, TensorEntry] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, keys: KeyMap) -> Component:
-        """Reads headers: of the index's shards, or of the only file. Raises CheckpointError as ``read_index`` does."""
-        return cls(folder=folder, entries=read_index(folder, keys.is_read), keymap=keys)
+        """Reads headers: of the index's shards, or of the only file. Raises CheckpointError as ``read_entries`` does,
+        and when parts of a parameter are missing."""
+        stored = read_entries(folder, keys.is_read)
+        return cls(folder=folder, entries=parameters(stored, keys, folder), keymap=keys, stored=stored)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of what is read, as stored."""
         return sum(entry.num_bytes for entry in self.entries.values())
 
+    def same_weights(self, other: Component) -> bool:
+        """Whether files and their reading are the same, by a sample of rows; see ``sampled.same_weights``."""
+        rows = [[(key, keys.order(key) is None) for key in self.stored] for keys in (self.keymap, other.keymap)]
+        return rows[0] == rows[1] and same_weights(self.stored, other.stored)
+
     def check(self, module: nn.Module) -> None:
         """Raises CheckpointError unless names and shapes are those of ``module``."""
-        loader.check(module, self.entries, self.folder)
+        loader.check(module, self.entries, self.folder, float16=self.keymap.float16)
 
     def fill(self, module: M, device: torch.device, on_load: Progress | None) -> M:
         """``module``, built on meta, with its weights, on ``device``."""
-        return loader.load(module, self.entries, self.folder, self.reader(device, on_load))
+        read = self.reader(device, on_load)
+        return loader.load(module, self.entries, self.folder, read, float16=self.keymap.float16)
 
     def stream(self, module: nn.Module, device: torch.device, on_load: Progress | None) -> Resident:
         """For ``module``, built on meta: its weights on ``device``, those under one prefix at a time."""
         return loader.stream(module, self.entries, self.folder, self.reader(device, on_load))
 
     def reader(self, device: torch.device, on_load: Progress | None) -> loader.Read:
-        """Reads the component's tensors from its files."""
-        return loader.Reader(entries=self.entries, keymap=self.keymap, device=device, on_load=on_load)
+        """Reads the component's parameters from its files."""
+        read = loader.Reader(entries=self.stored, keymap=self.keymap, device=device, on_load=on_load)
+        return renaming(read, self.stored, self.keymap, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One partition: its folder, configs, and checked components."""
+    """One partition: its folder, configs, and checked components.
+
+    found: by component, its files and their layout.
+    """
 
     folder: Path
     partition: Partition
@@ -96,72 +120,80 @@ class Checkpoint:
     video_decoder: Component
     audio_encoder: Component
     audio_decoder: Component
+    found: Mapping[str, tuple[Path, Layout]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, root: Path, partition: Partition) -> Checkpoint:
-        """Opens ``root/FL2VA`` or ``root/Ref2VA``, or ``root`` itself when it is that folder.
+    def open(cls, root: Path, partition: Partition, components: Sequence[ComponentSource] = ()) -> Checkpoint:
+        """Opens ``root/FL2VA`` or ``root/Ref2VA``, or ``root`` itself when it is that folder or one of diffusers.
 
+        components: those that are somewhere else, or in a layout that files do not say; all else is found out. With a
+        transformer from somewhere else the other partition's folder will do: all but the transformers is the same.
         Raises CheckpointError, naming files, keys and shapes, when anything is missing, cut short or does not fit.
         """
-        folder = partition_folder(root, partition)
-        release = read_json(folder / "model_index.json").get("_minimax_h3")
-        if not isinstance(release, dict):
-            raise CheckpointError(
-                f"{folder / 'model_index.json'} has no _minimax_h3 section; not an official H3 folder"
-            )
-        if release.get("partition") != partition:
-            raise CheckpointError(
-                f"{folder} holds the {release.get('partition')!r} weights, but {partition!r} was asked for; "
-                "choose the other weights, or the other folder"
-            )
-        shifts = release.get("sigma_shift_scales", RELEASE_SHIFTS)
-        if not isinstance(shifts, dict) or not all(is_positive(shifts.get(stream)) for stream in RELEASE_SHIFTS):
-            raise CheckpointError(
-                f"{folder / 'model_index.json'}: sigma_shift_scales={shifts!r} is not like {RELEASE_SHIFTS}"
-            )
-        transformer, text_encoder = folder / "transformer", folder / "text_encoder"
-        video_vae, audio_vae = folder / "video_vae", folder / "audio_vae"
-        dit_config = DiTConfig.from_dict(
-            read_json(transformer / "config.json"), source=str(transformer / "config.json")
-        )
-        text_encoder_config = TextEncoderConfig.from_dict(
-            read_json(text_encoder / "config.json"),
-            source=str(text_encoder / "config.json"),
-            tap=release.get("text_encoder_tap"),
-        )
+        given = {source.component: source for source in components}
+        own = given.get(TRANSFORMERS[partition])
+        sources = _sources(root, partition, has_transformer=own is not None and own.path is not None)
+        paths, asked = {}, {}
+        for name in ("transformer", "text_encoder", "video_vae", "audio_vae"):
+            source = own if name == "transformer" else given.get(name)
+            paths[name] = (source and source.path) or getattr(sources, name)
+            asked[name] = source.layout if source else "auto"
+        _check_partition_of_name(paths["transformer"], partition)
+        dit, text = sources.dit_config, sources.text_encoder_config
+        video, audio = sources.video_vae_config, sources.audio_vae_config
+        found = {
+            "transformer": layouts.transformer_layout(paths["transformer"], asked["transformer"], dit),
+            "text_encoder": layouts.text_encoder_layout(paths["text_encoder"], asked["text_encoder"]),
+            "video_vae": layouts.video_vae_layout(paths["video_vae"], asked["video_vae"]),
+            "audio_vae": layouts.audio_vae_layout(paths["audio_vae"], asked["audio_vae"]),
+        }
+        dit_keys = layouts.transformer_keymap(found["transformer"], dit)
+        video_keys = layouts.video_vae_keymap(found["video_vae"], video)
+        audio_keys = layouts.audio_vae_keymap(found["audio_vae"])
         checkpoint = cls(
-            folder=folder,
+            folder=sources.folder,
             partition=partition,
-            video_shift=float(shifts["video"]),
-            audio_shift=float(shifts["audio"]),
-            dit_config=dit_config,
-            text_encoder_config=text_encoder_config,
-            video_vae_config=VideoVAEConfig.from_dicts(
-                read_json(video_vae / "config.json"), read_json(video_vae / "source" / "config.json")
-            ),
-            audio_vae_config=AudioVAEConfig.from_dicts(
-                read_json(audio_vae / "config.json"), read_json(audio_vae / "metadata.json")
-            ),
-            transformer=Component.open(
-                transformer, keymap.official_dit(dit_config.num_attention_heads, dit_config.attention_head_dim)
-            ),
-            modulator=Component.open(transformer, keymap.official_modulator()),
+            video_shift=sources.video_shift,
+            audio_shift=sources.audio_shift,
+            dit_config=dit,
+            text_encoder_config=text,
+            video_vae_config=video,
+            audio_vae_config=audio,
+            transformer=Component.open(paths["transformer"], dit_keys),
+            modulator=Component.open(paths["transformer"], keymap.modulator(dit_keys)),
             text_encoder=Component.open(
-                text_encoder,
-                keymap.official_text_encoder(text_encoder_config.tap, text_encoder_config.num_file_layers),
+                paths["text_encoder"], layouts.text_encoder_keymap(found["text_encoder"], text)
             ),
-            video_encoder=Component.open(video_vae / "source", keymap.half(("encoder.", "quant_conv."))),
-            video_decoder=Component.open(video_vae / "source", keymap.half(("post_quant_conv.", "decoder."))),
+            video_encoder=Component.open(paths["video_vae"], keymap.half(("encoder.", "quant_conv."), video_keys)),
+            video_decoder=Component.open(paths["video_vae"], keymap.half(("post_quant_conv.", "decoder."), video_keys)),
             audio_encoder=Component.open(
-                audio_vae, keymap.half(("encoder.", "pre_block.", "mean_proj.", "logs_proj."))
+                paths["audio_vae"],
+                keymap.half(("encoder.", "pre_block.", "mean_proj.", "logs_proj."), audio_keys),
             ),
-            audio_decoder=Component.open(audio_vae, keymap.half(("dec_in_proj.", "decoder."))),
+            audio_decoder=Component.open(paths["audio_vae"], keymap.half(("dec_in_proj.", "decoder."), audio_keys)),
+            found={name: (paths[name], layout) for name, layout in found.items()},
         )
+        folder = sources.folder
         read_json(folder / "tokenizer" / "tokenizer_config.json")  # what is missing is told now, not after a stage
         checkpoint.load_pixel_limits()
         checkpoint._check_sizes_fit()
         checkpoint._check_weights()
+        check_latent_statistics(paths["video_vae"], video)
+        check_latent_statistics(paths["audio_vae"], audio)
+        for line in checkpoint.describe_layouts():
+            log.info("%s %s", partition, line)
         return checkpoint
+
+    def describe_layouts(self, *, usual: bool = True) -> list[str]:
+        """A line for each component: its file or folder, its layout, and how that was found.
+
+        usual: also those in the release's layout and in the checkpoint's folder.
+        """
+        return [
+            f"{name} from {path}: {layout.describe()}"
+            for name, (path, layout) in self.found.items()
+            if usual or layout.name != "official" or not path.is_relative_to(self.folder)
+        ]
 
     def _check_sizes_fit(self) -> None:
         """The widths at which components meet."""
@@ -205,7 +237,7 @@ class Checkpoint:
         except Exception as error:
             # transformers builds it, and says of an impossible size whatever Python says where it first hurts.
             raise CheckpointError(
-                f"{self.text_encoder.folder / 'config.json'} is not a config transformers can build ({error!r}); "
+                f"{self.folder / 'text_encoder' / 'config.json'} is not a config transformers can build ({error!r}); "
                 "take the file of the release"
             ) from error
 
@@ -219,12 +251,18 @@ class Checkpoint:
         return module.to_compute_dtype(dtype)
 
     def new_audio_encoder(self) -> AudioEncoder:
-        """Encoder half of the audio VAE on meta, float32."""
-        return loader.build(lambda: AudioEncoder(self.audio_vae_config), torch.float32)
+        """Encoder half of the audio VAE on meta, float32, its weight norm folded where the files have it so."""
+        module = loader.build(lambda: AudioEncoder(self.audio_vae_config), torch.float32)
+        if self.audio_encoder.keymap.folded:
+            module.fold_weight_norm()
+        return module
 
     def new_audio_decoder(self) -> AudioDecoder:
-        """Decoder half of the audio VAE on meta, float32."""
-        return loader.build(lambda: AudioDecoder(self.audio_vae_config), torch.float32)
+        """Decoder half of the audio VAE on meta, float32, its weight norm folded where the files have it so."""
+        module = loader.build(lambda: AudioDecoder(self.audio_vae_config), torch.float32)
+        if self.audio_decoder.keymap.folded:
+            module.fold_weight_norm()
+        return module
 
     def load_dit(
         self,
@@ -294,10 +332,36 @@ def find_partitions(root: Path) -> tuple[Partition, ...]:
     found = tuple(name for name, folder in PARTITIONS.items() if (root / folder / "model_index.json").is_file())
     if found:
         return found
+    if is_diffusers_folder(root) and (found := diffusers_partitions(root)):
+        return found
     # One partition itself, whose file says which; or nothing, which is the error of looking for the usual one.
     release = read_json(partition_folder(root, "fl2va") / "model_index.json").get("_minimax_h3")
     named = release.get("partition") if isinstance(release, dict) else None
     return ("ref2va",) if named == "ref2va" else ("fl2va",)
+
+
+def _sources(root: Path, partition: Partition, *, has_transformer: bool) -> Sources:
+    """The release's folders before diffusers', where both lie beside each other.
+
+    has_transformer: from somewhere else, so that a folder of the other partition serves where this one's is not there.
+    """
+    if has_transformer and partition not in (found := find_partitions(root)):
+        partition = found[0]
+    if not (root / PARTITIONS[partition] / "model_index.json").is_file() and is_diffusers_folder(root):
+        return diffusers_sources(root, partition)
+    return official_sources(partition_folder(root, partition), partition)
+
+
+def _check_partition_of_name(file: Path, partition: Partition) -> None:
+    """Raises CheckpointError for a file whose name is of the other partition alone: both have the same keys."""
+    if file.is_dir():
+        return
+    named = [name for name in PARTITIONS if re.search(name, file.name, re.IGNORECASE)]
+    if named and partition not in named:
+        raise CheckpointError(
+            f"{file} is the {named[0]} transformer by its name, and {partition} was asked for; choose the other file, "
+            "or the other weights"
+        )
 
 
 def partition_folder(root: Path, partition: Partition) -> Path:

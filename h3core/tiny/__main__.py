@@ -15,15 +15,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="another seed gives other weights (default 0)")
     parser.add_argument(
         "--layout",
-        choices=("official", "diffusers"),
+        choices=("official", "diffusers", "comfyui"),
         default="official",
-        help="files as MiniMax or as diffusers names them",
+        help="files as MiniMax, diffusers or ComfyUI names them; the last are single files without configs",
     )
     args = parser.parse_args()
     if args.layout == "diffusers":
         from comfyui_h3.h3core.tiny.write_diffusers import write_diffusers
 
         write_diffusers(args.out, args.seed)
+    elif args.layout == "comfyui":
+        from comfyui_h3.h3core.tiny.write_comfyui import write_comfyui
+
+        write_comfyui(args.out, args.seed)
     else:
         from comfyui_h3.h3core.tiny.write import write_official
 

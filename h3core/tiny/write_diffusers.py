@@ -139,4 +139,5 @@ def _model_index() -> dict[str, Any]:
         **_VERSION,
         "_blocks_class_name": "MiniMaxH3Blocks",
         **{name: list(where) for name, where in classes.items()},
+        "_minimax_h3": {"text_encoder_tap": configs.TAP},  # the release's is a constant of diffusers' code
     }

@@ -26,11 +26,11 @@ def transformer(folder: Path, dtype: torch.dtype = torch.float32, name: str = "t
     """The diffusers transformer: the file's bfloat16 with its float32 islands, or all of it in float32."""
     from diffusers import MiniMaxH3Transformer3DModel
 
-    model = _load(MiniMaxH3Transformer3DModel, folder / name)
+    model = load_model(MiniMaxH3Transformer3DModel, folder / name)
     return model.float() if dtype == torch.float32 else model
 
 
-def _load(cls: Any, folder: Path) -> Any:
+def load_model(cls: Any, folder: Path) -> Any:
     """A diffusers model with the tensors of ``folder``, in their own dtypes (``from_pretrained`` needs accelerate).
 
     Copies, which PyTorch aligns: a product with one row is added up in an order that depends on the addresses, and
@@ -70,8 +70,8 @@ def pipeline(folder: Path, dtype: torch.dtype = torch.float32, *, short_edge: in
         text_encoder=Qwen3VLForConditionalGeneration.from_pretrained(folder / "text_encoder", dtype=dtype).eval(),
         tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
         processor=TextOnlyProcessor() if short_edge is None else _processor(folder),
-        vae=_load(AutoencoderKLMiniMaxH3, folder / "vae"),
-        audio_vae=_load(AutoencoderKLMiniMaxH3Audio, folder / "audio_vae"),
+        vae=load_model(AutoencoderKLMiniMaxH3, folder / "vae"),
+        audio_vae=load_model(AutoencoderKLMiniMaxH3Audio, folder / "audio_vae"),
         transformer=transformer(folder, dtype),
         transformer_ref=transformer(folder, dtype, "transformer_ref"),
         scheduler=MiniMaxH3Scheduler.from_pretrained(folder / "scheduler"),

@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 
-from comfyui_h3.h3core.checkpoint.keymap import official_text_encoder
+from comfyui_h3.h3core.checkpoint.diffusers_folder import audio_vae_config, dit_config, video_vae_config
+from comfyui_h3.h3core.checkpoint.keymap import diffusers_dit, diffusers_video_vae, official_text_encoder
 from comfyui_h3.h3core.checkpoint.loader import build
+from comfyui_h3.h3core.config import PARTITIONS, TRANSFORMERS
 from comfyui_h3.h3core.models.audio_vae.config import AudioVAEConfig
 from comfyui_h3.h3core.models.audio_vae.decoder import AudioDecoder
 from comfyui_h3.h3core.models.audio_vae.encoder import AudioEncoder
@@ -71,6 +73,41 @@ def test_dit_names_are_those_of_the_index(official_data, name):
     assert config == DiTConfig()
     assert set(state) == set(index["weight_map"])
     assert num_bytes(state) == index["metadata"]["total_size"]
+
+
+@pytest.mark.parametrize("partition", ["fl2va", "ref2va"])
+def test_configs_of_diffusers_are_those_of_the_release(official_data, partition):
+    """Of the folder beside FL2VA/ and Ref2VA/ in the same release; its text encoder is theirs."""
+    folder, release = official_data / "diffusers", official_data / PARTITIONS[partition]
+    names = TRANSFORMERS[partition], "vae", "audio_vae"
+    dit, video, audio = (read(folder / name / "config.json") for name in names)
+    vae, sound = release / "video_vae", release / "audio_vae"
+    assert dit_config(dit, "config.json") == DiTConfig()
+    assert video_vae_config(video, "config.json") == VideoVAEConfig.from_dicts(
+        read(vae / "config.json"), read(vae / "source/config.json")
+    )
+    assert audio_vae_config(audio, "config.json") == AudioVAEConfig.from_dicts(
+        read(sound / "config.json"), read(sound / "metadata.json")
+    )
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer_ref"])
+def test_names_of_diffusers_are_parameters_of_the_dit(official_data, name):
+    keys = read(official_data / "diffusers" / name / "diffusion_pytorch_model.safetensors.index.json")["weight_map"]
+    table = diffusers_dit(DiTConfig().rope_inv_freq_len)
+    assert len(keys) == 638
+    assert {table.name(key) for key in keys} | table.derived.keys() == transformer_state(DiTConfig()).keys()
+
+
+def test_names_of_diffusers_are_parameters_of_the_video_vae(official_data):
+    keys = read(official_data / "diffusers/vae/diffusion_pytorch_model.safetensors.index.json")["weight_map"]
+    config = video_vae_config(read(official_data / "diffusers/vae/config.json"), "config.json")
+    state = build(lambda: VideoEncoder(config), torch.float32).state_dict()
+    state |= build(lambda: VideoDecoder(config), torch.float32).state_dict()
+    table = diffusers_video_vae(config.num_heads, config.head_dim)
+    assert len(keys) == 703
+    assert {table.name(key) for key in keys} | table.derived.keys() == state.keys()
+    assert table.derived["decoder.mask_token"].shape == state["decoder.mask_token"].shape
 
 
 def test_text_encoder_keeps_902_of_1058_tensors(partition):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from comfyui_h3.nodes.models import find_checkpoints, has_partition
+from comfyui_h3.nodes.models import component_folders, find_checkpoints, has_partition
 
 
 def make_partition(folder):
@@ -56,6 +56,23 @@ def test_links_are_followed(tmp_path):
     models.mkdir()
     (models / "H3 链接").symlink_to(release, target_is_directory=True)
     assert find_checkpoints([models]) == {"H3 链接": models / "H3 链接"}
+
+
+@pytest.mark.parametrize("transformer", ["transformer", "transformer_ref"])
+def test_folder_of_diffusers_is_offered(tmp_path, transformer):
+    folder = tmp_path / "h3-diffusers"
+    (folder / transformer).mkdir(parents=True)
+    (folder / "modular_model_index.json").write_text("{}")
+    assert find_checkpoints([tmp_path]) == {"h3-diffusers": folder}
+    assert list(component_folders(folder)) == [transformer]
+
+
+def test_component_folders_are_named_by_their_path(tmp_path):
+    release = make_release(tmp_path / "h3")
+    (release / "FL2VA/video_vae/source").mkdir(parents=True)
+    found = component_folders(release)
+    assert list(found) == ["FL2VA/transformer", "FL2VA/video_vae/source", "Ref2VA/transformer"]
+    assert found["FL2VA/video_vae/source"] == release / "FL2VA/video_vae/source"
 
 
 def test_release_of_linked_partitions_is_found(tmp_path):

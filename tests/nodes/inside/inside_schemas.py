@@ -29,6 +29,7 @@ def test_ids_are_those_that_saved_workflows_hold():
         "H3DecodeVideo",
         "H3DecodeAudio",
         "H3SaveMP4",
+        "H3Component",
     ]
 
 
