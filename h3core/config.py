@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -48,6 +49,13 @@ class ComponentSource:
             object.__setattr__(self, "path", Path(self.path))
 
 
+class LoraChoice(NamedTuple):
+    """A LoRA file, and by how much its change counts: 1 as trained, 0 not at all, negative the opposite."""
+
+    path: Path
+    strength: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """One engine on one device. "auto" is resolved when the object is made, so equal engines are equal configurations.
@@ -72,6 +80,8 @@ class EngineConfig:
         float32 numbers on tensor cores, to the accuracy of "float32"; "half" one float16 number for each, which moves
         the latents by about a thousandth. "auto" is "split" where its kernels can run, and "float32" elsewhere and
         with quality="exact".
+    loras: in the order they are merged into the transformer; pairs of (file, strength) will do. Other LoRAs are another
+        engine: weights are read again, so that leaving one out gives the checkpoint's bit for bit.
     components: those that are read from somewhere else, or in a layout that their files do not say.
 
     Raises RequestError for values outside these.
@@ -85,6 +95,7 @@ class EngineConfig:
     attention: str = "auto"
     kernels: str = "auto"
     encode_precision: EncodePrecision = "auto"
+    loras: tuple[LoraChoice, ...] = ()
     components: tuple[ComponentSource, ...] = ()
 
     def __post_init__(self) -> None:
@@ -121,6 +132,7 @@ class EngineConfig:
             if problem is not None:
                 raise RequestError(f"encode_precision={self.encode_precision} cannot run: {problem}; use auto")
         object.__setattr__(self, "checkpoint", Path(self.checkpoint))
+        object.__setattr__(self, "loras", tuple(_checked(*lora) for lora in self.loras))
         object.__setattr__(self, "components", tuple(self.components))
         object.__setattr__(self, "device", str(device))
         if self.precision == "auto":
@@ -149,6 +161,15 @@ class EngineConfig:
     def vae_dtype(self) -> torch.dtype:
         """dtype of the video decoder's matrix products: float16 on a GPU, as the release runs it, else float32."""
         return torch.float32 if self.torch_device.type == "cpu" else torch.float16
+
+
+def _checked(path: Path, strength: float) -> LoraChoice:
+    """One LoRA. Raises RequestError for a strength that is not a finite number."""
+    if not isinstance(strength, int | float) or not math.isfinite(strength):
+        raise RequestError(
+            f"strength={strength!r} of the LoRA {Path(path).name} is not possible; use a finite number, 1 as trained"
+        )
+    return LoraChoice(path=Path(path), strength=float(strength))
 
 
 def _check_components(components: tuple[ComponentSource, ...], partition: str) -> None:

@@ -80,7 +80,8 @@ class Engine:
     Making one reads configs and shard headers; weights are read when a stage first needs them and then stay, unless
     the device has no room for the next stage's. Stages may be called from any thread, one at a time; ``on_load`` counts
     the bytes of the weights a stage reads first.
-    Raises CheckpointError when the checkpoint is incomplete or not H3.
+    Raises CheckpointError when the checkpoint is incomplete or not H3, or a LoRA file is damaged; RequestError for a
+    LoRA that is not one of H3.
     """
 
     def __init__(self, config: EngineConfig, checkpoints: Checkpoints | None = None):
@@ -89,7 +90,7 @@ class Engine:
         self.device = config.torch_device
         self.dtype = config.torch_dtype
         _check_kernels(config.kernels, self.device, self.dtype)
-        self.checkpoints = checkpoints or Checkpoints.open(config)
+        self.checkpoints = (checkpoints or Checkpoints.open(config)).merged(config.loras)
         head_dim = self.checkpoints.first.dit_config.attention_head_dim
         self.attention = choose_attention(config.attention, self.device, self.dtype, head_dim)
         self._parts = Parts.of(self.checkpoints.opened, config, self.attention.attend)
@@ -104,7 +105,7 @@ class Engine:
 
     def describe(self) -> str:
         """Which weights, how many, where and in which precision; then a line for each component that is not in the
-        release's layout and place: its files, their layout, and how that was found."""
+        release's layout and place: its files, their layout, and how that was found; last one for each LoRA."""
         first = self.checkpoints.first
         entries = [*first.transformer.entries.values(), *first.modulator.entries.values()]
         num_weights = sum(entry.num_elements for entry in entries)
@@ -115,7 +116,8 @@ class Engine:
         )
         opened = self.checkpoints.opened.values()
         lines = [line for checkpoint in opened for line in checkpoint.describe_layouts(usual=False)]
-        return "\n".join([summary, *dict.fromkeys(lines)])
+        loras = [report.describe() for report in self.checkpoints.loras]
+        return "\n".join([summary, *dict.fromkeys(lines), *loras])
 
     @torch.no_grad()
     def encode_media(

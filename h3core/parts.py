@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from comfyui_h3.h3core.checkpoint.official import Checkpoint, find_partitions
 from comfyui_h3.h3core.config import PARTITIONS, TRANSFORMERS, EngineConfig, Partition
 from comfyui_h3.h3core.errors import CheckpointError, RequestError
+from comfyui_h3.h3core.lora.report import LoraReport
+from comfyui_h3.h3core.lora.stack import with_loras
 from comfyui_h3.h3core.models.dit.attention import AttentionFn
 from comfyui_h3.h3core.residency import Source
 from comfyui_h3.h3core.types import Task
@@ -29,10 +33,14 @@ _ENTRIES = {  # part -> the component of a checkpoint it is read from, and the c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """The partitions an engine can run, by name, and why others of the same folder cannot be used."""
+    """The partitions an engine can run, by name, and why others of the same folder cannot be used.
+
+    loras: what became of the files that are merged into their transformers.
+    """
 
     opened: Mapping[Partition, Checkpoint]
     problems: Mapping[Partition, CheckpointError]
+    loras: tuple[LoraReport, ...] = ()
 
     @classmethod
     def open(cls, config: EngineConfig) -> Checkpoints:
@@ -59,6 +67,11 @@ class Checkpoints:
         for name, problem in problems.items():
             log.warning("the %s weights cannot be used: %s", name, problem)
         return cls(opened=opened, problems=problems)
+
+    def merged(self, loras: Sequence[tuple[Path, float]]) -> Checkpoints:
+        """The same with LoRAs in their transformers. Raises as ``with_loras``."""
+        opened, reports = with_loras(self.opened, loras)
+        return dataclasses.replace(self, opened=opened, loras=reports)
 
     @property
     def first(self) -> Checkpoint:
@@ -138,8 +151,9 @@ def _with_given(found: tuple[Partition, ...], config: EngineConfig) -> tuple[Par
 
 def _same(part: str, one: Checkpoint, other: Checkpoint) -> bool:
     component, config = _ENTRIES[part]
-    return getattr(one, config) == getattr(other, config) and getattr(one, component).same_weights(
-        getattr(other, component)
+    ours, theirs = getattr(one, component), getattr(other, component)
+    return (
+        getattr(one, config) == getattr(other, config) and ours.through == theirs.through and ours.same_weights(theirs)
     )
 
 

@@ -21,6 +21,7 @@ def get_engine(config: EngineConfig) -> Engine:
     """
     with _lock:
         paths = [config.checkpoint, *(source.path for source in config.components if source.path is not None)]
+        paths += [lora.path for lora in config.loras]
         key = (config, tuple(fingerprint(path) for path in paths))
         engine = _engines.get(key)
         if engine is None:

@@ -43,4 +43,6 @@ class ModulationTables:
 
 def _key(checkpoint: Checkpoint, steps: Steps) -> str:
     # Of the partition, whatever else it shares with the other: fine-tunes may differ in these projections alone.
-    return key_of(checkpoint.partition, [timesteps.tolist() for timesteps in steps.groups])
+    # LoRAs change them, too.
+    loras = checkpoint.modulator.through
+    return key_of(checkpoint.partition, loras, [timesteps.tolist() for timesteps in steps.groups])

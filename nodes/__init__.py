@@ -9,6 +9,7 @@ from comfyui_h3.nodes.decode_video import H3DecodeVideo
 from comfyui_h3.nodes.encode_fl_media import H3EncodeFLMedia, H3Keyframe
 from comfyui_h3.nodes.encode_prompt import H3EncodePrompt
 from comfyui_h3.nodes.load import H3LoadModel
+from comfyui_h3.nodes.lora import H3LoRA
 from comfyui_h3.nodes.prompt_builder import H3PromptBuilder
 from comfyui_h3.nodes.prompt_checker import H3PromptChecker
 from comfyui_h3.nodes.references import H3EncodeRefMedia, H3ReferenceAudio, H3ReferenceImage, H3ReferenceVideo
@@ -22,6 +23,7 @@ class H3Extension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
             H3LoadModel,
+            H3LoRA,
             H3Canvas,
             H3PromptBuilder,
             H3PromptChecker,

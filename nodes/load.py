@@ -9,11 +9,11 @@ from comfy_api.latest import io
 
 from comfyui_h3.h3core.accel.attention import ATTENTIONS
 from comfyui_h3.h3core.checkpoint.index import fingerprint
-from comfyui_h3.h3core.config import PRECISIONS, WEIGHTS, EngineConfig
+from comfyui_h3.h3core.config import PRECISIONS, WEIGHTS, EngineConfig, LoraChoice
 from comfyui_h3.h3core.errors import RequestError
 from comfyui_h3.h3core.registry import get_engine
 from comfyui_h3.nodes._compat import make
-from comfyui_h3.nodes.checks import verdict
+from comfyui_h3.nodes.checks import expect_chain, verdict
 from comfyui_h3.nodes.memory import host_device
 from comfyui_h3.nodes.models import (
     FOLDER,
@@ -23,7 +23,7 @@ from comfyui_h3.nodes.models import (
     has_partition,
 )
 from comfyui_h3.nodes.progress import show_text
-from comfyui_h3.nodes.types import H3Components, H3Engine
+from comfyui_h3.nodes.types import H3Components, H3Engine, H3Loras
 
 
 class H3LoadModel(io.ComfyNode):
@@ -77,11 +77,14 @@ class H3LoadModel(io.ComfyNode):
                     "attention",
                     options=list(ATTENTIONS),
                     default="auto",
-                    optional=True,  # and the last: saved graphs without it keep their meaning
+                    optional=True,  # and the last widget: saved graphs without it keep their meaning
                     tooltip="Of the transformer. auto: the fastest of full precision that runs on this GPU. "
                     "fa3_fp8: FlashAttention 3 in 8 bits (Hopper GPUs, package fa3-fwd), an approximation. The "
                     "others insist on one that auto chooses from.",
                     advanced=True,
+                ),
+                H3Loras.Input(
+                    "loras", optional=True, tooltip="From H3 LoRA: merged into the transformer when it is read."
                 ),
                 H3Components.Input(
                     "components",
@@ -108,13 +111,13 @@ class H3LoadModel(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(
-        cls, model=None, weights=None, device=None, precision=None, attention=None, components=None
+        cls, model=None, weights=None, device=None, precision=None, attention=None, components=None, loras=None
     ) -> str:
         folder = checkpoints().get(model)
         return fingerprint(folder) if folder else ""
 
     @classmethod
-    def execute(cls, model, weights, device, precision, attention="auto", components=()) -> io.NodeOutput:
+    def execute(cls, model, weights, device, precision, attention="auto", components=(), loras=()) -> io.NodeOutput:
         engine = get_engine(
             EngineConfig.from_env(
                 checkpoint=checkpoint_folder(model, weights),
@@ -122,6 +125,7 @@ class H3LoadModel(io.ComfyNode):
                 device=host_device(device),
                 precision=precision,
                 attention=attention,
+                loras=expect_chain(loras, LoraChoice, "H3 LoRA"),
                 components=components,
             )
         )

@@ -3,6 +3,7 @@
 from comfy_api.latest import io
 
 H3Engine = io.Custom("H3_ENGINE")  # h3core.engine.Engine
+H3Loras = io.Custom("H3_LORAS")  # tuple of h3core.config.LoraChoice
 H3Components = io.Custom("H3_COMPONENTS")  # tuple of h3core.config.ComponentSource
 H3Conditioning = io.Custom("H3_CONDITIONING")  # h3core.types.Conditioning
 H3Latents = io.Custom("H3_LATENTS")  # h3core.types.Latents

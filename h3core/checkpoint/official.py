@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -55,12 +55,14 @@ class Component:
     """What is read of one component: where it is, and how its files become parameters.
 
     folder: or the one file. entries: by parameter; stored: by key of the files, where these differ from parameters.
+    through: what every reading of weights goes through on its way, as the merging of LoRAs; None for nothing.
     """
 
     folder: Path
     entries: Mapping[str, TensorEntry]
     keymap: KeyMap
     stored: Mapping[str, TensorEntry] = field(default_factory=dict)
+    through: Callable[[loader.Read], loader.Read] | None = None
 
     @classmethod
     def open(cls, folder: Path, keys: KeyMap) -> Component:
@@ -94,8 +96,9 @@ class Component:
 
     def reader(self, device: torch.device, on_load: Progress | None) -> loader.Read:
         """Reads the component's parameters from its files."""
-        read = loader.Reader(entries=self.stored, keymap=self.keymap, device=device, on_load=on_load)
-        return renaming(read, self.stored, self.keymap, device)
+        read: loader.Read = loader.Reader(entries=self.stored, keymap=self.keymap, device=device, on_load=on_load)
+        read = renaming(read, self.stored, self.keymap, device)
+        return read if self.through is None else self.through(read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from comfyui_h3.tests.host.conftest import ROOT
 
 NODES = {
     "H3LoadModel": "Load H3",
+    "H3LoRA": "H3 LoRA",
     "H3Canvas": "H3 Canvas",
     "H3PromptBuilder": "H3 Prompt Builder",
     "H3PromptChecker": "H3 Prompt Checker",

@@ -35,6 +35,6 @@ def host_folders(tmp_path_factory, monkeypatch):
 def shown(monkeypatch):
     """Lines that nodes put on themselves."""
     lines = []
-    for module in ("encode_media", "references", "canvas", "progress"):
+    for module in ("encode_media", "references", "canvas", "load", "lora", "progress"):
         monkeypatch.setattr(f"comfyui_h3.nodes.{module}.show_text", lines.append)
     return lines

@@ -15,6 +15,7 @@ SCHEMAS = {node.define_schema().node_id: node.define_schema() for node in NODES}
 def test_ids_are_those_that_saved_workflows_hold():
     assert list(SCHEMAS) == [
         "H3LoadModel",
+        "H3LoRA",
         "H3Canvas",
         "H3PromptBuilder",
         "H3PromptChecker",
