@@ -106,18 +106,7 @@ class Engine:
     def describe(self) -> str:
         """Which weights, how many, where and in which precision; then a line for each component that is not in the
         release's layout and place: its files, their layout, and how that was found; last one for each LoRA."""
-        first = self.checkpoints.first
-        entries = [*first.transformer.entries.values(), *first.modulator.entries.values()]
-        num_weights = sum(entry.num_elements for entry in entries)
-        summary = (
-            f"MiniMax H3 {' and '.join(self.checkpoints.opened)}: {first.dit_config.num_layers} blocks of "
-            f"{first.dit_config.hidden_size}, {_count(num_weights)} weights, {self.device}, "
-            f"{self.config.precision}, attention {self.attention.name}"
-        )
-        opened = self.checkpoints.opened.values()
-        lines = [line for checkpoint in opened for line in checkpoint.describe_layouts(usual=False)]
-        loras = [report.describe() for report in self.checkpoints.loras]
-        return "\n".join([summary, *dict.fromkeys(lines), *loras])
+        return self.checkpoints.describe(f"{self.device}, {self.config.precision}, attention {self.attention.name}")
 
     @torch.no_grad()
     def encode_media(
@@ -394,10 +383,6 @@ def _finite(latents: Tensor, name: str) -> Tensor:
     if not torch.isfinite(latents.sum()):
         raise OutputError(f"{name}: the VAE gave latents that are not finite; its weights may be damaged")
     return latents
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"
 
 
 def _check_kernels(kernels: str, device: torch.device, dtype: torch.dtype) -> None:

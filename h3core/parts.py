@@ -73,6 +73,17 @@ class Checkpoints:
         opened, reports = with_loras(self.opened, loras)
         return dataclasses.replace(self, opened=opened, loras=reports)
 
+    def describe(self, running: str) -> str:
+        """As ``Engine.describe``; running: where and how."""
+        first = self.first
+        entries = [*first.transformer.entries.values(), *first.modulator.entries.values()]
+        summary = (
+            f"MiniMax H3 {' and '.join(self.opened)}: {first.dit_config.num_layers} blocks of "
+            f"{first.dit_config.hidden_size}, {_count(sum(entry.num_elements for entry in entries))} weights, {running}"
+        )
+        lines = [line for checkpoint in self.opened.values() for line in checkpoint.describe_layouts(usual=False)]
+        return "\n".join([summary, *dict.fromkeys(lines), *(report.describe() for report in self.loras)])
+
     @property
     def first(self) -> Checkpoint:
         return next(iter(self.opened.values()))
@@ -147,6 +158,10 @@ def _with_given(found: tuple[Partition, ...], config: EngineConfig) -> tuple[Par
                 "give its file, too, or leave it out"
             )
     return tuple(partition for partition, name in TRANSFORMERS.items() if partition in found or name in given)
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"
 
 
 def _same(part: str, one: Checkpoint, other: Checkpoint) -> bool:
