@@ -20,7 +20,7 @@ COLUMN = 60  # pixels between two columns
 
 def t2va() -> dict[str, Node]:
     return {
-        "note": note("Text to video", texts.T2VA_NOTE, (0, 250), 320),
+        "note": note("Text to video", texts.T2VA_NOTE, (0, 330), 320),
         "load": load(),
         "encode": encode(texts.T2VA_PROMPT, SIZE, x=460),
         **from_sampler(x=1000),
@@ -30,9 +30,9 @@ def t2va() -> dict[str, Node]:
 def first_frame() -> dict[str, Node]:
     first = Link(node="first")
     return {
-        "note": note("First frame to video", texts.FIRST_FRAME_NOTE, (0, 250), 320),
+        "note": note("First frame to video", texts.FIRST_FRAME_NOTE, (0, 330), 320),
         "load": load(),
-        "first": load_image(FIRST_FRAME, "First frame", (0, 630)),
+        "first": load_image(FIRST_FRAME, "First frame", (0, 710)),
         "canvas": canvas("auto", (460, 0), image=first),
         "media": media("H3EncodeFLMedia", {**CANVAS, "first_frame": first, "fit": "release", "strict": False}, 860),
         "encode": encode(texts.FIRST_FRAME_PROMPT, CANVAS, x=1260, media=Link(node="media")),
@@ -44,10 +44,10 @@ def fl2va() -> dict[str, Node]:
     first, last = Link(node="first"), Link(node="last")
     pictures = {"first_frame": first, "last_frame": last, "fit": "release", "strict": False}
     return {
-        "note": note("First and last frame to video", texts.FL2VA_NOTE, (0, 250), 320),
+        "note": note("First and last frame to video", texts.FL2VA_NOTE, (0, 330), 320),
         "load": load(),
-        "first": load_image(FIRST_FRAME, "First frame", (0, 630)),
-        "last": load_image(LAST_FRAME, "Last frame", (0, 1030)),
+        "first": load_image(FIRST_FRAME, "First frame", (0, 710)),
+        "last": load_image(LAST_FRAME, "Last frame", (0, 1110)),
         "canvas": canvas("auto", (460, 0), image=first),
         "media": media("H3EncodeFLMedia", {**CANVAS, **pictures}, 860),
         "encode": encode(texts.FL2VA_PROMPT, CANVAS, x=1260, media=Link(node="media")),
@@ -58,9 +58,9 @@ def fl2va() -> dict[str, Node]:
 def ref2va() -> dict[str, Node]:
     chain = Link(node="audio_reference")
     return {
-        "note": note("References to video", texts.REF2VA_NOTE, (0, 250), 420),
+        "note": note("References to video", texts.REF2VA_NOTE, (0, 330), 420),
         "load": load(),
-        **reference_sources(y=730),
+        **reference_sources(y=810),
         **reference_chain(x=460, y=730),
         "canvas": canvas("16:9", (460, 0)),
         "media": media("H3EncodeRefMedia", {"references": chain, **CANVAS, "fit": "release", "strict": False}, 860),
@@ -83,7 +83,7 @@ def load() -> Node:
         inputs={"model": "tiny-h3", "weights": "auto", "device": "auto", "precision": "auto", "attention": "auto"},
         outputs=(("engine", "H3_ENGINE"),),
         place=(0, 0),
-        size=(400, 190),
+        size=(400, 270),
     )
 
 
