@@ -64,6 +64,25 @@ def _norm_rope(
 
 
 @triton.jit
+def rotation(cos_row, sin_row, head, HALF: tl.constexpr, VEC: tl.constexpr, H_BLOCK: tl.constexpr):
+    """Columns of a head, their partners, cosines and sines: y = n * cos + partner * sin.
+
+    The sine has another sign in the first half; channels that pass have 1 and 0. All [HEADS, H_BLOCK], in bf16 the last
+    two. A partner is half a rotation away: in whole vectors of VEC, which the compiler then reads as such.
+    """
+    col = tl.arange(0, H_BLOCK)[None, :] + 0 * head
+    vec, lane = col // VEC, col % VEC
+    angle_vec = tl.where(vec < HALF // VEC, vec, vec - HALF // VEC)
+    partner_vec = tl.where(vec < HALF // VEC, vec + HALF // VEC, angle_vec)
+    partner_col = tl.where(vec < 2 * HALF // VEC, partner_vec, vec) * VEC + lane
+    turns = vec < 2 * HALF // VEC
+    angle_col = angle_vec * VEC + lane
+    cos = tl.load(cos_row + angle_col, mask=turns, other=1.0)
+    sin = tl.load(sin_row + angle_col, mask=turns, other=0.0).to(tl.float32)
+    return col, partner_col, cos, to_bf16(tl.where(vec < HALF // VEC, -sin, sin))
+
+
+@triton.jit
 def _qk_norm_rope_kernel(
     q_ptr, k_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, cos_stride, sin_stride, N, eps,
@@ -71,18 +90,9 @@ def _qk_norm_rope_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # row * stride may pass 2**31
     head = tl.arange(0, HEADS)[:, None]
-    # A channel's partner is half a rotation away: in whole vectors of VEC, which the compiler then reads as such.
-    col = tl.arange(0, H_BLOCK)[None, :] + 0 * head
-    vec, lane = col // VEC, col % VEC
-    angle_vec = tl.where(vec < HALF // VEC, vec, vec - HALF // VEC)
-    partner_vec = tl.where(vec < HALF // VEC, vec + HALF // VEC, angle_vec)
-    partner_col = tl.where(vec < 2 * HALF // VEC, partner_vec, vec) * VEC + lane
-    # y = n * cos + partner * sin, where sin changes its sign in the first half; channels that pass have 1 and 0.
-    turns = vec < 2 * HALF // VEC
-    angle_col = angle_vec * VEC + lane
-    cos = tl.load(cos_ptr + row * cos_stride + angle_col, mask=turns, other=1.0)
-    sin = tl.load(sin_ptr + row * sin_stride + angle_col, mask=turns, other=0.0).to(tl.float32)
-    sin = to_bf16(tl.where(vec < HALF // VEC, -sin, sin))
+    col, partner_col, cos, sin = rotation(
+        cos_ptr + row * cos_stride, sin_ptr + row * sin_stride, head, HALF, VEC, H_BLOCK
+    )  # fmt: skip
     q_row, k_row = q_ptr + row * q_row_stride, k_ptr + row * k_row_stride
     _norm_rope(q_row, q_weight_ptr, cos, sin, col, partner_col, head, N, q_head_stride, eps, H, HALF, HEADS)
     _norm_rope(k_row, k_weight_ptr, cos, sin, col, partner_col, head, N, k_head_stride, eps, H, HALF, HEADS)

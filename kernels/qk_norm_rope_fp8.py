@@ -18,7 +18,7 @@ from torch import Tensor
 from comfyui_h3.kernels._triton import tl, triton
 from comfyui_h3.kernels.dispatch import bf16_rows, use_triton
 from comfyui_h3.kernels.launch import Launch, pick
-from comfyui_h3.kernels.qk_norm_rope import WIDEST_LOAD, qk_norm_rope_ref
+from comfyui_h3.kernels.qk_norm_rope import WIDEST_LOAD, qk_norm_rope_ref, rotation
 from comfyui_h3.kernels.quantize_fp8 import (
     E4M3_MAX,
     E4M3_STEP,
@@ -83,18 +83,9 @@ def _qk_norm_rope_fp8_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # row * stride may pass 2**31
     head = tl.arange(0, HEADS)[:, None]
-    # A channel's partner is half a rotation away: in whole vectors of VEC, which the compiler then reads as such.
-    col = tl.arange(0, H_BLOCK)[None, :] + 0 * head
-    vec, lane = col // VEC, col % VEC
-    angle_vec = tl.where(vec < HALF // VEC, vec, vec - HALF // VEC)
-    partner_vec = tl.where(vec < HALF // VEC, vec + HALF // VEC, angle_vec)
-    partner_col = tl.where(vec < 2 * HALF // VEC, partner_vec, vec) * VEC + lane
-    # y = n * cos + partner * sin, where sin changes its sign in the first half; channels that pass have 1 and 0.
-    turns = vec < 2 * HALF // VEC
-    angle_col = angle_vec * VEC + lane
-    cos = tl.load(cos_ptr + row * cos_stride + angle_col, mask=turns, other=1.0)
-    sin = tl.load(sin_ptr + row * sin_stride + angle_col, mask=turns, other=0.0).to(tl.float32)
-    sin = to_bf16(tl.where(vec < HALF // VEC, -sin, sin))
+    col, partner_col, cos, sin = rotation(
+        cos_ptr + row * cos_stride, sin_ptr + row * sin_stride, head, HALF, VEC, H_BLOCK
+    )  # fmt: skip
     _norm_rope_fp8(
         q_values_ptr + row * N * H, q_scales_ptr, q_ptr + row * q_row_stride, q_weight_ptr, cos, sin, col, partner_col,
         head, N, q_head_stride, eps, row, H, HEADS,

@@ -1,6 +1,6 @@
 """Arithmetic in bfloat16 inside a Triton kernel: rounded to nearest, ties to even, as PyTorch does on every device.
 
-``mul_bf16``, ``add_bf16`` and ``sub_bf16`` take and give bfloat16 and round once, as an operation of eager PyTorch
+``mul_bf16`` and ``add_bf16`` take and give bfloat16 and round once, as an operation of eager PyTorch
 does; ``to_bf16`` and ``round_bf16`` end a chain in float32, the first in bfloat16 and the second in float32.
 
 A plain ``.to(tl.bfloat16).to(tl.float32)`` does not round: the compiler drops the pair of casts and may contract the
@@ -62,12 +62,7 @@ def _add_bits(a, b):
     return round_bf16_bits(a.to(tl.float32) + b.to(tl.float32)).to(tl.bfloat16)
 
 
-@triton.jit
-def _sub_bits(a, b):
-    return round_bf16_bits(a.to(tl.float32) - b.to(tl.float32)).to(tl.bfloat16)
-
-
-# The same three, two values in one instruction. A fused multiply-add with a neutral third operand rounds once, and is
+# The same two, two values in one instruction. A fused multiply-add with a neutral third operand rounds once, and is
 # there from compute capability 8.0 on; -0.0 is neutral for sums, 0.0 is not.
 @triton.jit
 def _mul_ptx(a, b):
@@ -93,21 +88,8 @@ def _add_ptx(a, b):
     )
 
 
-@triton.jit
-def _sub_ptx(a, b):
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 minus; mov.b32 minus, 0xbf80bf80; fma.rn.bf16x2 $0, $2, minus, $1; }",
-        "=r,r,r",
-        [a, b],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=2,
-    )
-
-
 _by_bits = INTERPRETED or torch.version.cuda is None
 round_bf16 = round_bf16_bits if _by_bits else round_bf16_ptx
 to_bf16 = _to_bits if _by_bits else _to_ptx
 mul_bf16 = _mul_bits if _by_bits else _mul_ptx
 add_bf16 = _add_bits if _by_bits else _add_ptx
-sub_bf16 = _sub_bits if _by_bits else _sub_ptx

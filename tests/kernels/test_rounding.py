@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from comfyui_h3.kernels._triton import tl, triton
-from comfyui_h3.kernels.rounding import add_bf16, mul_bf16, round_bf16_bits, round_bf16_ptx, sub_bf16, to_bf16
+from comfyui_h3.kernels.rounding import add_bf16, mul_bf16, round_bf16_bits, round_bf16_ptx, to_bf16
 
 BLOCK = 4096
 
@@ -37,9 +37,7 @@ def _to_bf16_kernel(out_ptr, x_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + offset, to_bf16(tl.load(x_ptr + offset)))
 
 
-@pytest.mark.parametrize(
-    ("operation", "eager"), [(mul_bf16, torch.mul), (add_bf16, torch.add), (sub_bf16, torch.sub)], ids=["*", "+", "-"]
-)
+@pytest.mark.parametrize(("operation", "eager"), [(mul_bf16, torch.mul), (add_bf16, torch.add)], ids=["*", "+"])
 @pytest.mark.parametrize("shift", [0, 7, -30])
 def test_one_operation_rounds_like_eager(operation, eager, shift, device, generator):
     a, b = torch.randn(2, 2**18, device=device, generator=generator).bfloat16()
